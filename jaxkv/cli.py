@@ -1,0 +1,41 @@
+"""The command `jaxkv`: finds the subcommand, runs it, turns bad input into exit code 2."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from jaxkv.errors import JaxkvError
+
+# A module of jaxkv.commands each, with `add_arguments(parser)` and `run(args) -> int`. They are imported when asked
+# for, so that `jaxkv plan` works where jax is not installed.
+COMMANDS = {
+    "generate": "answer prompts with a model",
+    "plan": "show how a model's cache is laid out and what fits",
+    "scenario": "run or check a cache scenario written as JSON",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one subcommand and returns the exit code: 0 done, 1 a check failed, 2 bad input, 130 interrupted."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="jaxkv", description="One pool of pages for hybrid models, in JAX.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary, description=summary)
+        if name == chosen:
+            importlib.import_module(f"jaxkv.commands.{name}").add_arguments(subparser)
+    args = parser.parse_args(argv)
+    try:
+        return importlib.import_module(f"jaxkv.commands.{args.command}").run(args)
+    except JaxkvError as error:
+        print(f"jaxkv: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("jaxkv: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
