@@ -1,0 +1,211 @@
+"""What planning decides before the first request: groups, one page size, how many blocks.
+
+The pool a plan describes is one array of `num_blocks * layer_slots` pages; the page of block `b` in layer slot `j`
+is number `b * layer_slots + j`. Block 0 is the null block.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+from jaxkv.errors import JaxkvError
+from jaxkv.specs import KVCacheSpec, RequestLimits
+
+
+class LayerLocation(NamedTuple):
+    """Where one layer's pages are: its group's block table, and the first layer slot under each block."""
+
+    group: int
+    slot: int
+    num_slots: int = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CacheGroup:
+    """Layers that share one block table.
+
+    spec: what every layer keeps; where the layers' pages differ in size, that of the first.
+    layer_specs: one spec a layer, in order; empty where all equal `spec`.
+    blocks_per_state: blocks that together hold one stored state (more than one only where a recurrent state is
+      spread over several pages).
+    is_eagle_group: the group holds layers of a draft model that reads one token ahead.
+    """
+
+    layer_names: tuple[str, ...]
+    spec: KVCacheSpec
+    blocks_per_state: int = 1
+    is_eagle_group: bool = False
+    layer_specs: tuple[KVCacheSpec, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.layer_names:
+            raise JaxkvError("a cache group needs at least one layer, got none")
+        if self.layer_specs and len(self.layer_specs) != len(self.layer_names):
+            raise JaxkvError(
+                f"a cache group of {len(self.layer_names)} layers has {len(self.layer_specs)} layer specs"
+            )
+        if self.blocks_per_state < 1:
+            raise JaxkvError(f"blocks_per_state must be at least 1, got {self.blocks_per_state}")
+
+    @property
+    def block_size(self) -> int:
+        """Tokens one block of the group stands for."""
+        return self.spec.block_size
+
+    def spec_of(self, index: int) -> KVCacheSpec:
+        """The spec of the group's layer number `index`."""
+        return self.layer_specs[index] if self.layer_specs else self.spec
+
+
+@dataclass(frozen=True, kw_only=True)
+class CachePlan:
+    """Everything decided before the first request. Plain data: nothing of it changes while serving.
+
+    policy: the name of the policy that made it.
+    page_size_bytes: bytes of one page, the same for every layer slot of every block.
+    layer_slots: pages under one block id.
+    num_blocks: ids of the pool, the null block included.
+    hash_block_size: tokens one prefix hash covers; every cacheable group's block is a whole number of them.
+    scheduler_block_size: tokens on whose multiples every group's block ends.
+    notes: decisions and warnings worth telling a user, one sentence each.
+    """
+
+    policy: str
+    groups: tuple[CacheGroup, ...]
+    page_size_bytes: int
+    layer_slots: int
+    num_blocks: int
+    limits: RequestLimits
+    hash_block_size: int
+    scheduler_block_size: int
+    notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.num_blocks < 2 and self.groups:
+            raise JaxkvError(
+                f"a pool needs at least 2 blocks (the null block and one usable), got {self.num_blocks}"
+            )
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest request the plan is made for."""
+        return self.limits.max_model_len
+
+    @property
+    def max_in_flight_tokens(self) -> int:
+        """Tokens scheduled but not yet settled, over all requests together."""
+        return self.limits.max_in_flight_tokens
+
+    @property
+    def bytes_per_block(self) -> int:
+        return self.layer_slots * self.page_size_bytes
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the array to allocate, the null block included."""
+        return self.num_blocks * self.bytes_per_block
+
+    @property
+    def usable_blocks(self) -> int:
+        """Blocks that requests can hold: all but the null block."""
+        return max(self.num_blocks - 1, 0)
+
+    def layer_location(self, name: str) -> LayerLocation:
+        """Where the layer's pages are. Raises JaxkvError for a layer that the plan does not hold."""
+        try:
+            return self.locations[name]
+        except KeyError:
+            raise JaxkvError(
+                f"the plan holds no layer {name!r}; it holds {len(self.locations)} layers: "
+                f"{', '.join(list(self.locations)[:4])}..."
+            ) from None
+
+    @cached_property
+    def locations(self) -> dict[str, LayerLocation]:
+        """Every layer's location. A layer's slots follow those of the group's layers before it."""
+        found: dict[str, LayerLocation] = {}
+        for group_index, group in enumerate(self.groups):
+            slot = 0
+            for index, name in enumerate(group.layer_names):
+                num_slots = slots_of(group, index, self.page_size_bytes)
+                found[name] = LayerLocation(group_index, slot, num_slots)
+                slot += num_slots
+        return found
+
+    @property
+    def blocks_per_request(self) -> tuple[int, ...]:
+        """The most blocks one request can hold at a time, by group, with all in-flight tokens its own."""
+        return tuple(g.spec.admission_blocks(self.limits) * g.blocks_per_state for g in self.groups)
+
+
+def slots_of(group: CacheGroup, index: int, page_size_bytes: int) -> int:
+    """Layer slots that layer number `index` of the group takes under each block id.
+
+    One, but where the layers of a plan have pages of different sizes (then the plan's page is a common divisor) it
+    is that many pages in a row. A state spread over `blocks_per_state` blocks takes one slot of each.
+    """
+    if group.blocks_per_state > 1:
+        return 1
+    return -(-group.spec_of(index).page_size_bytes // page_size_bytes)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanConfig:
+    """What a plan is made for, apart from the layers and the memory.
+
+    max_model_len: tokens of the longest request; the upper limit where `auto_fit_max_model_len` is set.
+    max_num_batched_tokens, batches_in_flight: their product is the number of tokens in flight.
+    num_lookahead_tokens: tokens a draft model reads ahead.
+    prefix_match_unit: tokens a prefix hash covers, where finer than the greatest common divisor of the blocks.
+    page_alignment_bytes: every page is raised to a multiple of this. 4096 bytes is one TPU tile of any dtype; 1
+      gives the byte counts of vLLM.
+    align_hybrid_blocks: first let the attention layers' block grow until its page covers the largest recurrent
+      state (policy `unified`, models read from a config file).
+    num_gpu_blocks_override: the number of blocks, whatever the memory would give.
+    """
+
+    policy: str = "unified"
+    max_model_len: int = 8192
+    max_num_batched_tokens: int = 2048
+    max_num_seqs: int = 128
+    batches_in_flight: int = 1
+    num_lookahead_tokens: int = 0
+    num_speculative_blocks: int = 0
+    num_prefill_checkpoint_blocks: int = 0
+    enable_prefix_caching: bool = True
+    prefix_match_unit: int | None = None
+    page_alignment_bytes: int = 4096
+    disable_hybrid_kv_cache_manager: bool = False
+    align_hybrid_blocks: bool = False
+    auto_fit_max_model_len: bool = False
+    num_gpu_blocks_override: int | None = None
+
+    def __post_init__(self) -> None:
+        at_least = {
+            "max_model_len": 1,
+            "max_num_batched_tokens": 1,
+            "max_num_seqs": 1,
+            "batches_in_flight": 1,
+            "num_lookahead_tokens": 0,
+            "num_speculative_blocks": 0,
+            "num_prefill_checkpoint_blocks": 0,
+            "prefix_match_unit": 1,
+            "page_alignment_bytes": 1,
+            "num_gpu_blocks_override": 2,
+        }
+        for name, least in at_least.items():
+            value = getattr(self, name)
+            if value is None and name in ("prefix_match_unit", "num_gpu_blocks_override"):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise JaxkvError(f"{name} must be a whole number of at least {least}, got {value!r}")
+
+    @property
+    def limits(self) -> RequestLimits:
+        return RequestLimits(
+            max_model_len=self.max_model_len,
+            max_in_flight_tokens=self.max_num_batched_tokens * self.batches_in_flight,
+            num_lookahead_tokens=self.num_lookahead_tokens,
+            num_speculative_blocks=self.num_speculative_blocks,
+            num_prefill_checkpoint_blocks=self.num_prefill_checkpoint_blocks,
+        )
