@@ -1,0 +1,44 @@
+import pytest
+
+from jaxkv.engine.buckets import Bucket, make_buckets, pick_bucket
+from jaxkv.errors import JaxkvError
+
+
+def test_buckets_are_powers_of_two_for_decode_and_of_four_for_prefill():
+    buckets = make_buckets(max_num_seqs=6, max_num_batched_tokens=300)
+    assert buckets == ((1, 1), (2, 2), (4, 4), (6, 6), (16, 6), (64, 6), (256, 6), (300, 6))
+
+
+def test_a_prefill_bucket_is_never_wider_in_sequences_than_in_tokens():
+    assert make_buckets(max_num_seqs=32, max_num_batched_tokens=32) == tuple(
+        Bucket(n, n) for n in (1, 2, 4, 8, 16, 32)
+    )
+
+
+def test_every_step_within_the_limits_has_a_bucket_and_it_is_the_smallest():
+    buckets = make_buckets(max_num_seqs=5, max_num_batched_tokens=40)
+    for tokens in range(1, 41):
+        for seqs in range(1, min(tokens, 5) + 1):
+            bucket = pick_bucket(buckets, num_tokens=tokens, num_seqs=seqs)
+            assert bucket.num_tokens >= tokens
+            assert bucket.num_seqs >= seqs
+            assert all(b.num_tokens >= bucket.num_tokens or b.num_tokens < tokens or b.num_seqs < seqs for b in buckets)
+
+
+def test_a_step_that_fits_no_bucket_is_refused():
+    buckets = make_buckets(max_num_seqs=2, max_num_batched_tokens=16)
+    with pytest.raises(JaxkvError, match="17 tokens in 1 sequences"):
+        pick_bucket(buckets, num_tokens=17, num_seqs=1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_num_seqs": 0, "max_num_batched_tokens": 8}, "max_num_seqs"),
+        ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "max_num_batched_tokens"),
+        ({"max_num_seqs": 1, "max_num_batched_tokens": 8, "prefill_tokens": [9]}, "from 1 to 8"),
+    ],
+)
+def test_bad_limits_are_refused(arguments, message):
+    with pytest.raises(JaxkvError, match=message):
+        make_buckets(**arguments)
