@@ -1,0 +1,132 @@
+"""The two public operations, and the one place that picks how they are computed."""
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+
+from pallas_kernels.batch import GroupTable, RaggedBatch
+from pallas_kernels.layout import LANES, AttentionPageLayout
+from pallas_kernels.reference import paged_attention_reference, write_kv_reference
+from pallas_kernels.settings import AttentionSettings
+from pallas_kernels.xla.attention import paged_attention_xla
+from pallas_kernels.xla.write import write_kv_xla
+
+logger = logging.getLogger(__name__)
+
+
+class Implementation(NamedTuple):
+    """One way to compute both operations. `refuses` says why a shape cannot be served, or None."""
+
+    attend: Callable[[jax.Array, jax.Array, RaggedBatch, GroupTable, AttentionSettings], jax.Array]
+    write: Callable[[jax.Array, jax.Array, jax.Array, RaggedBatch, GroupTable, AttentionSettings], jax.Array]
+    refuses: Callable[[AttentionPageLayout], str | None]
+
+
+def _refuses_nothing(layout: AttentionPageLayout) -> str | None:
+    del layout
+    return None
+
+
+IMPLEMENTATIONS: dict[str, Implementation] = {
+    "reference": Implementation(paged_attention_reference, write_kv_reference, _refuses_nothing),
+    "xla": Implementation(paged_attention_xla, write_kv_xla, _refuses_nothing),
+}
+_FIRST_CHOICE = {"tpu": "pallas_tpu"}
+_FALLBACK = "xla"
+_already_said: set[str] = set()
+
+
+def choose_implementation(layout: AttentionPageLayout, name: str | None = None) -> Implementation:
+    """The implementation called `name`, or the platform's first choice that serves `layout`.
+
+    A shape that the platform's first choice does not serve falls back to "xla" and is logged once. Raises
+    ValueError for an unknown name, and for a shape that the implementation asked for by name does not serve.
+    """
+    if name is not None:
+        if name not in IMPLEMENTATIONS:
+            raise ValueError(f"unknown implementation {name!r}, known: {', '.join(IMPLEMENTATIONS)}")
+        reason = IMPLEMENTATIONS[name].refuses(layout)
+        if reason is not None:
+            raise ValueError(f"implementation {name!r} does not serve {layout}: {reason}")
+        return IMPLEMENTATIONS[name]
+    first = _FIRST_CHOICE.get(jax.default_backend(), _FALLBACK)
+    reason = IMPLEMENTATIONS[first].refuses(layout)
+    if reason is None:
+        return IMPLEMENTATIONS[first]
+    message = f"{first} does not serve {layout} ({reason}): using {_FALLBACK}"
+    if message not in _already_said:
+        _already_said.add(message)
+        logger.warning(message)
+    return IMPLEMENTATIONS[_FALLBACK]
+
+
+def paged_attention(
+    q: jax.Array,
+    pages: jax.Array,
+    batch: RaggedBatch,
+    table: GroupTable,
+    *,
+    layout: AttentionPageLayout,
+    layer_slot: int | jax.Array,
+    layer_slots: int,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Attention of this step's queries over the pages of their sequences, decodes and prefill chunks in one call.
+
+    `q [T, Hq, D]` with Hq a multiple of the layout's KV heads, query head i reading KV head `i // (Hq / Hkv)`;
+    `pages uint32[num_pages, page_rows, 128]`, already holding this step's K and V (`write_kv`). Returns
+    `[T, Hq, D]` in q's dtype, zeros for padding tokens; sums are float32. `implementation` is "reference", "xla" or
+    "pallas_tpu" (None: the platform's). Raises ValueError where shapes disagree.
+    """
+    settings = AttentionSettings(
+        layout=layout,
+        layer_slot=layer_slot,
+        layer_slots=layer_slots,
+        scale=scale,
+        sliding_window=sliding_window,
+        softcap=softcap,
+    )
+    _check_pool(pages, layout)
+    if q.ndim != 3 or q.shape[2] != layout.head_size or q.shape[1] % layout.num_kv_heads:
+        raise ValueError(
+            f"q must be [T, multiple of {layout.num_kv_heads}, {layout.head_size}], got {list(q.shape)}"
+        )
+    return choose_implementation(layout, implementation).attend(q, pages, batch, table, settings)
+
+
+def write_kv(
+    pages: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    batch: RaggedBatch,
+    table: GroupTable,
+    *,
+    layout: AttentionPageLayout,
+    layer_slot: int | jax.Array,
+    layer_slots: int,
+    implementation: str | None = None,
+) -> jax.Array:
+    """The pool with this step's K and V written to one layer's pages; in place where `pages` is donated.
+
+    `k, v [T, Hkv, D]`, rounded to the layout's dtype. Padding tokens are never written. Raises ValueError where
+    shapes disagree.
+    """
+    settings = AttentionSettings(layout=layout, layer_slot=layer_slot, layer_slots=layer_slots)
+    _check_pool(pages, layout)
+    wanted = (batch.positions.shape[0], layout.num_kv_heads, layout.head_size)
+    if k.shape != wanted or v.shape != wanted:
+        raise ValueError(f"k and v must be {list(wanted)}, got {list(k.shape)} and {list(v.shape)}")
+    return choose_implementation(layout, implementation).write(pages, k, v, batch, table, settings)
+
+
+def _check_pool(pages: jax.Array, layout: AttentionPageLayout) -> None:
+    if pages.ndim != 3 or pages.shape[1:] != (layout.page_rows, LANES) or pages.dtype != "uint32":
+        raise ValueError(
+            f"pages must be uint32[num_pages, {layout.page_rows}, {LANES}], "
+            f"got {pages.dtype}{list(pages.shape)}"
+        )

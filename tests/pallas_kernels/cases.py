@@ -1,0 +1,181 @@
+"""Random steps over a poisoned pool, and attention written again in numpy, one query at a time."""
+
+from dataclasses import dataclass
+
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels import AttentionPageLayout, GroupTable, RaggedBatch
+
+GUARD = 0x7FC17FC1  # a NaN as float32, and a pair of NaNs as bfloat16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step. `history[s]` holds K and V `[2, seq_len, Hkv, D]` of sequence s as rounded to the layout's dtype.
+
+    `pages` holds all but this step's tokens; every other word of the pool is NaN.
+    """
+
+    layout: AttentionPageLayout
+    layer_slot: int
+    layer_slots: int
+    q: jnp.ndarray
+    k: jnp.ndarray
+    v: jnp.ndarray
+    pages: jnp.ndarray
+    batch: RaggedBatch
+    table: GroupTable
+    history: list[np.ndarray]
+    query_lens: list[int]
+
+
+def round_to(dtype: str, x: np.ndarray) -> np.ndarray:
+    """Float32 values of `x` after storing it as `dtype`."""
+    return np.asarray(jnp.asarray(x, dtype).astype(jnp.float32))
+
+
+def words_of_token(layout: AttentionPageLayout, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    """Words of a token by the layout's definition, `uint32[Hkv, planes, D]` for k, v float32 `[Hkv, D]`."""
+    k_bits, v_bits = (np.ascontiguousarray(x, np.float32).view(np.uint32) for x in (k, v))
+    if layout.dtype == "float32":
+        return np.stack([k_bits, v_bits], axis=1)
+    return ((k_bits >> 16) | (v_bits & 0xFFFF0000))[:, None]
+
+
+def write_token(
+    layout: AttentionPageLayout, page: np.ndarray, slot: int, k: np.ndarray, v: np.ndarray
+) -> None:
+    """Puts one token into a page `uint32[page_rows, 128]`, word by word as the layout's docstring says."""
+    flat = page.reshape(-1)
+    words = words_of_token(layout, k, v)
+    for head in range(layout.num_kv_heads):
+        for plane in range(layout.planes):
+            start = ((head * layout.planes + plane) * layout.block_size + slot) * layout.head_size
+            flat[start : start + layout.head_size] = words[head, plane]
+
+
+def make_step(
+    *,
+    seq_lens: list[int],
+    query_lens: list[int],
+    block_size: int = 4,
+    heads: int = 1,
+    group: int = 4,
+    head_size: int = 8,
+    dtype: str = "float32",
+    layer_slot: int = 1,
+    layer_slots: int = 3,
+    window: int | None = None,
+    spare_tokens: int = 0,
+    spare_rows: int = 0,
+    spare_width: int = 1,
+    activation_dtype: str = "float32",
+    seed: int = 0,
+) -> Step:
+    """A step of sequences with `seq_lens` tokens, the last `query_lens` of them new.
+
+    Tables start at the first block that some query's window touches; ids are shuffled; entries past the end point at
+    the null block. `spare_*` are padding tokens, padding rows and extra table entries.
+    """
+    rng = np.random.default_rng(seed)
+    layout = AttentionPageLayout.fitting(
+        block_size=block_size, num_kv_heads=heads, head_size=head_size, dtype=dtype
+    )
+    rows = len(seq_lens) + spare_rows
+    first = np.zeros(rows, np.int32)
+    for s, (length, new) in enumerate(zip(seq_lens, query_lens, strict=True)):
+        if window is not None:
+            first[s] = max(length - new - window + 1, 0) // block_size
+    needed = [-(-length // block_size) - int(first[s]) for s, length in enumerate(seq_lens)]
+    width = max([*needed, 0]) + spare_width
+    ids = np.zeros((rows, width), np.int32)
+    free = rng.permutation(np.arange(1, sum(needed) + 4))
+    for s, count in enumerate(needed):
+        ids[s, :count], free = free[:count], free[count:]
+    num_blocks = sum(needed) + 4
+    pages = np.full((num_blocks * layer_slots, layout.page_rows, 128), GUARD, np.uint32)
+
+    history = [
+        round_to(dtype, rng.normal(size=(2, n, heads, head_size)).astype(np.float32)) for n in seq_lens
+    ]
+    for s, (length, new) in enumerate(zip(seq_lens, query_lens, strict=True)):
+        oldest = 0 if window is None else max(length - new - window + 1, 0)
+        for position in range(oldest, length - new):
+            block = ids[s, position // block_size - first[s]]
+            page = pages[block * layer_slots + layer_slot]
+            write_token(layout, page, position % block_size, history[s][0, position], history[s][1, position])
+
+    tokens = sum(query_lens) + spare_tokens
+    positions, seq_ids = np.zeros(tokens, np.int32), np.full(tokens, rows, np.int32)
+    new_kv = rng.normal(size=(2, tokens, heads, head_size)).astype(np.float32)
+    starts = np.concatenate([[0], np.cumsum(query_lens), np.full(spare_rows, sum(query_lens))]).astype(
+        np.int32
+    )
+    for s, (length, new) in enumerate(zip(seq_lens, query_lens, strict=True)):
+        here = slice(starts[s], starts[s] + new)
+        positions[here], seq_ids[here] = np.arange(length - new, length), s
+        new_kv[:, here] = history[s][:, length - new :]
+    decodes = 0
+    while decodes < len(query_lens) and query_lens[decodes] == 1:
+        decodes += 1
+    lens = np.concatenate([seq_lens, np.zeros(spare_rows)]).astype(np.int32)
+    q = rng.normal(size=(tokens, heads * group, head_size)).astype(np.float32)
+    return Step(
+        layout=layout,
+        layer_slot=layer_slot,
+        layer_slots=layer_slots,
+        q=jnp.asarray(q, activation_dtype),
+        k=jnp.asarray(new_kv[0], activation_dtype),
+        v=jnp.asarray(new_kv[1], activation_dtype),
+        pages=jnp.asarray(pages),
+        batch=RaggedBatch(
+            positions=jnp.asarray(positions),
+            seq_ids=jnp.asarray(seq_ids),
+            query_starts=jnp.asarray(starts),
+            seq_lens=jnp.asarray(lens),
+            num_decodes=jnp.int32(decodes),
+            num_seqs=jnp.int32(len(seq_lens)),
+        ),
+        table=GroupTable(block_ids=jnp.asarray(ids), first_block=jnp.asarray(first)),
+        history=history,
+        query_lens=query_lens,
+    )
+
+
+def written_by_hand(step: Step) -> np.ndarray:
+    """The pool after the step's writes, word by word."""
+    pages = np.array(step.pages)
+    table = np.asarray(step.table.block_ids)
+    first = np.asarray(step.table.first_block)
+    for s, new in enumerate(step.query_lens):
+        keys, values = step.history[s]
+        for position in range(len(keys) - new, len(keys)):
+            block = table[s, position // step.layout.block_size - first[s]]
+            page = pages[block * step.layer_slots + step.layer_slot]
+            write_token(
+                step.layout, page, position % step.layout.block_size, keys[position], values[position]
+            )
+    return pages
+
+
+def attention_by_hand(
+    step: Step, *, scale: float, window: int | None = None, softcap: float | None = None
+) -> np.ndarray:
+    """Attention of each query over the plain history, float64, `[T, Hq, D]`; zeros for padding tokens."""
+    q = np.asarray(step.q.astype(jnp.float32), np.float64)
+    out = np.zeros_like(q)
+    group = q.shape[1] // step.layout.num_kv_heads
+    token = 0
+    for s, new in enumerate(step.query_lens):
+        keys, values = step.history[s].astype(np.float64)
+        for position in range(len(keys) - new, len(keys)):
+            begin = 0 if window is None else max(position - window + 1, 0)
+            for head in range(q.shape[1]):
+                scores = keys[begin : position + 1, head // group] @ q[token, head] * scale
+                if softcap is not None:
+                    scores = softcap * np.tanh(scores / softcap)
+                weights = np.exp(scores - scores.max())
+                out[token, head] = weights @ values[begin : position + 1, head // group] / weights.sum()
+            token += 1
+    return out
