@@ -6,7 +6,7 @@ every step, counters; who was scheduled and who preempted. Block ids, the order 
 table widths and admission bounds are not.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Any, NamedTuple
 
 from jaxkv.scenario.scenario import Scenario
@@ -30,21 +30,27 @@ class _Missing:
 
 MISSING = _Missing()
 
-_STEP_KEYS = ("tokens", "result", "hit_tokens", "free_blocks")
-_STATS_KEYS = ("requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits")
-_PLAN_KEYS = ("num_blocks", "max_model_len", "scheduler_block_size", "hash_block_size")
+_PLAN_KEYS = frozenset({"num_blocks", "max_model_len", "scheduler_block_size", "hash_block_size"})
+_STEP_KEYS = frozenset({"tokens", "result", "hit_tokens", "free_blocks"})
+_STATS_KEYS = frozenset(
+    {"requests", "queries", "hits", "preempted_requests", "preempted_queries", "preempted_hits"}
+)
+_REQUEST_KEYS = frozenset(
+    {"num_prompt_tokens", "first_scheduled_step", "hit_tokens", "finished_step", "preemptions", "refused"}
+)
 
 
 def compare_with_expects(scenario: Scenario, answer: Mapping[str, Any]) -> list[Difference]:
     """What the `expect` objects say against the answer: only the keys that they name are looked at."""
-    found = list(_expected("answer", scenario.expect, answer))
+    found: list[Difference] = []
+    if scenario.expect is not None:
+        found += _expected("answer", scenario.expect, answer)
     for index, op in enumerate(scenario.ops):
         if op.expect is not None:
             found += _expected(f"ops[{index}] {op.name}", op.expect, _item(answer.get("ops"), index))
     for request in scenario.requests:
         if request.expect is not None:
-            requests = answer.get("requests")
-            entry = requests.get(request.request_id) if isinstance(requests, Mapping) else None
+            entry = _get(answer.get("requests"), request.request_id)
             found += _expected(f"requests.{request.request_id}", request.expect, entry)
     return found
 
@@ -55,15 +61,20 @@ def has_expects(scenario: Scenario) -> bool:
     return scenario.expect is not None or any(entry.expect is not None for entry in entries)
 
 
-def compare_with_vllm(answer: Mapping[str, Any], vllm: Mapping[str, Any]) -> list[Difference]:
-    """Every compared value of vLLM's answer that ours does not share."""
-    if "error" in vllm or "error" in answer:
+def compare_with_saved(
+    scenario: Scenario, answer: Mapping[str, Any], saved: Mapping[str, Any]
+) -> list[Difference]:
+    """Every compared value of a saved answer that ours does not share.
+
+    A key that an `expect` object names is left to it: there the file says that the saved answer is not right.
+    """
+    if "error" in saved or "error" in answer:
         # Two engines word a refusal differently; what counts is that both refuse, or neither.
-        same = ("error" in vllm) == ("error" in answer)
-        return [] if same else [Difference("error", answer.get("error", MISSING), vllm.get("error", MISSING))]
-    if vllm.get("mode") == "plan":
-        return list(_plan(answer, vllm))
-    return list(_ops(answer, vllm) if "ops" in vllm else _schedule(answer, vllm))
+        same = ("error" in saved) == ("error" in answer)
+        return [] if same else [Difference("error", _get(answer, "error"), _get(saved, "error"))]
+    if scenario.mode == "plan":
+        return list(_plan(scenario, answer, saved))
+    return list(_ops(scenario, answer, saved) if scenario.ops else _schedule(scenario, answer, saved))
 
 
 def null_positions(table: list[list[int]]) -> list[list[int]]:
@@ -72,81 +83,89 @@ def null_positions(table: list[list[int]]) -> list[list[int]]:
 
 
 def _expected(path: str, expect: Any, ours: Any) -> Iterator[Difference]:
-    """Objects are compared key by key, lists whole, floats to the decimals given; `max_x` bounds x."""
-    if expect is None:
+    """Objects are compared key by key, lists item by item, floats to the decimals given; `max_x` bounds x."""
+    if isinstance(expect, Mapping):
+        for key, value in expect.items():
+            got = _get(ours, key)
+            if key.startswith("max_") and got is MISSING:
+                got = _get(ours, key.removeprefix("max_"))
+                if got is MISSING or got > value:
+                    yield Difference(f"{path}.{key}", got, value)
+            else:
+                yield from _expected(f"{path}.{key}", value, got)
+    elif isinstance(expect, list) and isinstance(ours, list) and len(expect) == len(ours):
+        for index, value in enumerate(expect):
+            yield from _expected(f"{path}[{index}]", value, ours[index])
+    elif not _equal(ours, expect):
+        yield Difference(path, ours, expect)
+
+
+def _equal(ours: Any, expect: Any) -> bool:
+    if isinstance(expect, float) and isinstance(ours, int | float) and not isinstance(ours, bool):
+        decimals = len(str(expect).partition(".")[2])
+        return round(float(ours), decimals) == expect
+    return ours == expect and isinstance(ours, bool) == isinstance(expect, bool)
+
+
+def _plan(scenario: Scenario, answer: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[Difference]:
+    known = _left_to_expect(scenario.expect)
+    yield from _keys("plan", _PLAN_KEYS - known, answer, saved)
+    if "groups" in known:
         return
-    for key, value in expect.items():
-        where = f"{path}.{key}"
-        got = ours.get(key, MISSING) if isinstance(ours, Mapping) else MISSING
-        bound = key.startswith(("max_", "min_"))
-        if got is MISSING and bound:
-            got = ours.get(key[4:], MISSING) if isinstance(ours, Mapping) else MISSING
-        else:
-            bound = False
-        if bound and got is not MISSING:
-            if not (got <= value if key.startswith("max_") else got >= value):
-                yield Difference(where, got, value)
-        elif isinstance(value, Mapping):
-            yield from _expected(where, value, got)
-        elif not _equal(got, value):
-            yield Difference(where, got, value)
-
-
-def _equal(got: Any, value: Any) -> bool:
-    if isinstance(value, float) and isinstance(got, int | float) and not isinstance(got, bool):
-        decimals = len(str(value).partition(".")[2])
-        return round(float(got), decimals) == value
-    return got == value and isinstance(got, bool) == isinstance(value, bool)
-
-
-def _plan(answer: Mapping[str, Any], vllm: Mapping[str, Any]) -> Iterator[Difference]:
-    yield from _keys("plan", _PLAN_KEYS, answer, vllm)
-    ours, theirs = answer["groups"], vllm["groups"]
+    ours, theirs = answer["groups"], saved["groups"]
     if len(ours) != len(theirs):
         yield Difference("groups", f"{len(ours)} groups", f"{len(theirs)} groups")
         return
     for index, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
-        where = f"groups[{index}]"
-        spec = other["spec"]
-        yield from _keys(where, ("layer_names",), mine, other)
-        yield from _keys(where, ("block_size", "page_size_bytes"), mine, spec)
-    yield from _keys("workers[0]", ("bytes_per_block",), answer, vllm["workers"][0])
+        yield from _keys(f"groups[{index}]", {"layer_names"}, mine, other)
+        yield from _keys(
+            f"groups[{index}].spec", {"block_size", "page_size_bytes"}, mine["spec"], other["spec"]
+        )
+    # vLLM's answers state the bytes of a block for each worker.
+    worker = saved["workers"][0] if "workers" in saved else saved
+    yield from _keys("plan", {"bytes_per_block"}, answer, worker)
 
 
-def _ops(answer: Mapping[str, Any], vllm: Mapping[str, Any]) -> Iterator[Difference]:
-    for index, theirs in enumerate(vllm["ops"]):
-        where = f"ops[{index}] {theirs['op']}"
-        ours = _item(answer.get("ops"), index)
-        if ours is MISSING:
-            yield Difference(where, MISSING, "an answer")
+def _ops(scenario: Scenario, answer: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[Difference]:
+    for index, op in enumerate(scenario.ops):
+        where = f"ops[{index}] {op.name}"
+        ours, theirs = _item(answer.get("ops"), index), _item(saved.get("ops"), index)
+        if ours is MISSING or theirs is MISSING:
+            yield Difference(where, ours, theirs)
             continue
-        yield from _keys(where, ("op", "id", "num_tokens"), ours, theirs)
-        yield from _keys(where, _STATS_KEYS if theirs["op"] == "stats" else _STEP_KEYS, ours, theirs)
-        yield from _tables(where, ours, theirs)
-        if "steps" not in theirs:
+        known = _left_to_expect(op.expect)
+        keys = _STATS_KEYS if op.name == "stats" else _STEP_KEYS | {"op", "id", "num_tokens", "num_steps"}
+        yield from _keys(where, keys - known, ours, theirs)
+        yield from _tables(where, ours, theirs, known)
+        if "steps" not in theirs or "steps" in known:
             continue
-        yield from _keys(where, ("num_steps",), ours, theirs)
         if len(ours.get("steps", [])) != len(theirs["steps"]):
             yield Difference(f"{where}.steps", _chunks(ours), _chunks(theirs))
             continue
-        for number, step in enumerate(theirs["steps"]):
-            mine = ours["steps"][number]
-            yield from _keys(f"{where}.steps[{number}]", _STEP_KEYS, mine, step)
-            yield from _tables(f"{where}.steps[{number}]", mine, step)
+        for number, (mine, other) in enumerate(zip(ours["steps"], theirs["steps"], strict=True)):
+            yield from _keys(f"{where}.steps[{number}]", _STEP_KEYS - known, mine, other)
+            yield from _tables(f"{where}.steps[{number}]", mine, other, known)
 
 
-def _schedule(answer: Mapping[str, Any], vllm: Mapping[str, Any]) -> Iterator[Difference]:
-    yield from _keys("schedule", ("num_steps", "final_free_blocks"), answer, vllm)
-    for request_id, theirs in vllm["requests"].items():
-        keys = ("num_prompt_tokens", "first_scheduled_step", "hit_tokens", "finished_step", "preemptions")
-        yield from _keys(f"requests.{request_id}", keys, answer["requests"].get(request_id, {}), theirs)
-    for number, theirs in enumerate(vllm["steps"]):
+def _schedule(
+    scenario: Scenario, answer: Mapping[str, Any], saved: Mapping[str, Any]
+) -> Iterator[Difference]:
+    known = _left_to_expect(scenario.expect)
+    yield from _keys("schedule", {"num_steps", "final_free_blocks"} - known, answer, saved)
+    for request in scenario.requests:
+        ours = _get(answer["requests"], request.request_id)
+        theirs = _get(saved["requests"], request.request_id)
+        keys = _REQUEST_KEYS - _left_to_expect(request.expect)
+        yield from _keys(f"requests.{request.request_id}", keys, ours, theirs)
+    if "steps" in known:
+        return
+    for number, theirs in enumerate(saved["steps"]):
         ours = _item(answer.get("steps"), number)
         where = f"steps[{number}]"
         if ours is MISSING:
             yield Difference(where, MISSING, theirs["scheduled"])
             return
-        yield from _keys(where, ("scheduled", "free_blocks", "running"), ours, theirs)
+        yield from _keys(where, {"scheduled", "free_blocks", "running"}, ours, theirs)
         if ours.get("preempted", []) != theirs.get("preempted", []):
             yield Difference(f"{where}.preempted", ours.get("preempted", []), theirs.get("preempted", []))
         for request_id, table in theirs["block_tables"].items():
@@ -155,17 +174,21 @@ def _schedule(answer: Mapping[str, Any], vllm: Mapping[str, Any]) -> Iterator[Di
                 yield Difference(f"{where}.block_tables.{request_id}", mine, table)
 
 
-def _keys(
-    where: str, keys: tuple[str, ...], ours: Mapping[str, Any], theirs: Mapping[str, Any]
+def _left_to_expect(expect: Mapping[str, Any] | None) -> frozenset[str]:
+    return frozenset(expect or ())
+
+
+def _keys(where: str, keys: Set[str], ours: Any, theirs: Any) -> Iterator[Difference]:
+    for key in theirs if isinstance(theirs, Mapping) else ():
+        if key in keys and _get(ours, key) != theirs[key]:
+            yield Difference(f"{where}.{key}", _get(ours, key), theirs[key])
+
+
+def _tables(
+    where: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], known: Set[str]
 ) -> Iterator[Difference]:
-    for key in keys:
-        if key in theirs and ours.get(key, MISSING) != theirs[key]:
-            yield Difference(f"{where}.{key}", ours.get(key, MISSING), theirs[key])
-
-
-def _tables(where: str, ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> Iterator[Difference]:
     for key in ("block_tables", "hit_blocks"):
-        if key not in theirs:
+        if key not in theirs or key in known:
             continue
         mine = ours.get(key, [])
         lengths = [len(group) for group in mine], [len(group) for group in theirs[key]]
@@ -183,3 +206,7 @@ def _chunks(entry: Mapping[str, Any]) -> list[Any]:
 
 def _item(items: Any, index: int) -> Any:
     return items[index] if isinstance(items, list) and index < len(items) else MISSING
+
+
+def _get(entry: Any, key: str) -> Any:
+    return entry.get(key, MISSING) if isinstance(entry, Mapping) else MISSING

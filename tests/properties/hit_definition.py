@@ -21,7 +21,7 @@ class GroupRule:
     reach: int = 0
 
     def first_needed_token(self, length: int) -> int:
-        """The first token that must still be readable to go on after `length` tokens (not for recurrent groups)."""
+        """The first token that must be readable to go on after `length` tokens. Not for recurrent groups."""
         if self.kind in ("full", "mla"):
             return 0
         if self.kind in ("sliding_window", "sliding_window_mla"):
@@ -31,20 +31,16 @@ class GroupRule:
         raise ValueError(self.kind)
 
     def blocks_needed(self, length: int) -> list[int]:
-        """Indices of the blocks that hold what a prefix of `length` tokens needs; `length` is a multiple of the block."""
+        """Indices of the blocks that a prefix of `length` tokens needs; `length` is a multiple of the block."""
         if length == 0:
             return []
         if self.kind == "mamba":
             return [length // self.block_size - 1]
         first = self.first_needed_token(length)
-        return [
-            index
-            for index in range(length // self.block_size)
-            if (index + 1) * self.block_size > first
-        ]
+        return [index for index in range(length // self.block_size) if (index + 1) * self.block_size > first]
 
     def serves(self, length: int, cached: set[int]) -> bool:
-        """Whether the group can serve the prefix, given the indices of its blocks that are cached for this prompt."""
+        """Whether the group can serve the prefix; `cached`: indices of its blocks cached for this prompt."""
         return all(index in cached for index in self.blocks_needed(length))
 
 

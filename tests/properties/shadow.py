@@ -1,8 +1,8 @@
 """A shadow of what the device's pages hold: which prefix of tokens stands behind every slot of every block.
 
-A step writes its tokens where the tables say and reads what its layers need; the shadow checks that each thing read
-is exactly what this request's own tokens would have written. A wrong hit, a block freed too early, a write into a
-block that another request still reads, a state handed over wrongly: all of them end in a slot with the wrong prefix.
+A step writes its tokens where the tables say and reads what its layers need; the shadow checks that each thing
+read is exactly what this request's own tokens would have written. A wrong hit, a block freed too early, a write into
+a block that another request still reads, a state handed over wrongly: all end in a slot with the wrong prefix.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ POISON = -1
 
 
 class PrefixIds:
-    """Numbers prefixes: two token sequences get the same number if and only if they are equal, keys included."""
+    """Numbers prefixes: two sequences get one number if and only if they are equal, extra keys included."""
 
     def __init__(self) -> None:
         self._next: dict[tuple[int, int], int] = {}
@@ -62,7 +62,7 @@ class Shadow:
     def check_readable(self, tables: Sequence[Sequence[int]], prefixes: np.ndarray, start: int) -> None:
         """Asserts that a step that begins after `start` tokens finds what every group needs.
 
-        tables: by group, the blocks by position (0: null). prefixes: int64[>= start], the prefix id after each token.
+        tables: by group, the blocks by position (0: null). prefixes: int64[>= start], the id after each token.
         """
         for group, rule in enumerate(self.rules):
             table = np.asarray(tables[group], dtype=np.int64)
@@ -88,24 +88,26 @@ class Shadow:
             )
 
     def write(self, tables: Sequence[Sequence[int]], prefixes: np.ndarray, start: int, stop: int) -> None:
-        """A step computes tokens [start, stop): attention writes each of them, a recurrent group its last state."""
+        """A step computes tokens [start, stop): attention writes each, a recurrent group its last state."""
         for group, rule in enumerate(self.rules):
             table = np.asarray(tables[group], dtype=np.int64)
             if rule.kind == "mamba":
                 block = table[(stop - 1) // rule.block_size]
-                assert block != 0, f"group {group}: no block for the state after {stop} tokens in {table.tolist()}"
+                assert block != 0, (
+                    f"group {group}: no block for the state after {stop} tokens in {table.tolist()}"
+                )
                 self.contents[block, 0] = prefixes[stop - 1]
                 continue
             positions = np.arange(start, stop)
             blocks = table[positions // rule.block_size]
             needed = blocks[positions >= rule.first_needed_token(stop)]
-            assert (needed != 0).all(), f"group {group}: tokens {start}..{stop} have no block in {table.tolist()}"
+            assert (needed != 0).all(), (
+                f"group {group}: tokens {start}..{stop} have no block in {table.tolist()}"
+            )
             real = blocks != 0
             self.contents[blocks[real], positions[real] % rule.block_size] = prefixes[positions[real]]
 
-    def cached_indices(
-        self, group: int, prefixes: np.ndarray, cached_blocks: Mapping[int, int]
-    ) -> set[int]:
+    def cached_indices(self, group: int, prefixes: np.ndarray, cached_blocks: Mapping[int, int]) -> set[int]:
         """Indices of this prompt's blocks whose content some cached block of the group holds in full.
 
         cached_blocks: block id -> group of every block that the pool offers for hits.
@@ -119,7 +121,9 @@ class Shadow:
         found = set()
         for index in range(len(prefixes) // size):
             wanted = prefixes[index * size : (index + 1) * size]
-            same = held[:, 0] == wanted[-1] if rule.kind == "mamba" else (held[:, :size] == wanted).all(axis=1)
+            same = (
+                held[:, 0] == wanted[-1] if rule.kind == "mamba" else (held[:, :size] == wanted).all(axis=1)
+            )
             if same.any():
                 found.add(index)
         return found
