@@ -1,9 +1,10 @@
 """What planning decides before the first request: groups, one page size, how many blocks.
 
-The pool a plan describes is one array of `num_blocks * layer_slots` pages; the page of block `b` in layer slot `j`
-is number `b * layer_slots + j`. Block 0 is the null block.
+The pool a plan describes is one array of `num_blocks * layer_slots` pages; the page of block `b` in layer
+slot `j` is number `b * layer_slots + j`. Block 0 is the null block.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -26,8 +27,10 @@ class CacheGroup:
 
     spec: what every layer keeps; where the layers' pages differ in size, that of the first.
     layer_specs: one spec a layer, in order; empty where all equal `spec`.
-    blocks_per_state: blocks that together hold one stored state (more than one only where a recurrent state is
-      spread over several pages).
+    layer_names: empty only on a pipeline stage that holds no layer of the group; its block table exists all
+      the same.
+    blocks_per_state: blocks that together hold one stored state (more than one only where a recurrent state
+      is spread over several pages).
     is_eagle_group: the group holds layers of a draft model that reads one token ahead.
     """
 
@@ -38,8 +41,6 @@ class CacheGroup:
     layer_specs: tuple[KVCacheSpec, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.layer_names:
-            raise JaxkvError("a cache group needs at least one layer, got none")
         if self.layer_specs and len(self.layer_specs) != len(self.layer_names):
             raise JaxkvError(
                 f"a cache group of {len(self.layer_names)} layers has {len(self.layer_specs)} layer specs"
@@ -67,6 +68,7 @@ class CachePlan:
     num_blocks: ids of the pool, the null block included.
     hash_block_size: tokens one prefix hash covers; every cacheable group's block is a whole number of them.
     scheduler_block_size: tokens on whose multiples every group's block ends.
+    hits_below_blocks: a hit may end inside a block, on any hash block (`prefix_match_unit` was given).
     notes: decisions and warnings worth telling a user, one sentence each.
     """
 
@@ -78,6 +80,7 @@ class CachePlan:
     limits: RequestLimits
     hash_block_size: int
     scheduler_block_size: int
+    hits_below_blocks: bool = False
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -110,6 +113,14 @@ class CachePlan:
         """Blocks that requests can hold: all but the null block."""
         return max(self.num_blocks - 1, 0)
 
+    @property
+    def hit_alignment(self) -> int:
+        """Tokens of whose multiples hits have their length; also the shortest prefix that can hit.
+
+        A prompt hits at most up to the token before its last, so it needs one token more than that.
+        """
+        return self.hash_block_size if self.hits_below_blocks else self.scheduler_block_size
+
     def layer_location(self, name: str) -> LayerLocation:
         """Where the layer's pages are. Raises JaxkvError for a layer that the plan does not hold."""
         try:
@@ -134,15 +145,26 @@ class CachePlan:
 
     @property
     def blocks_per_request(self) -> tuple[int, ...]:
-        """The most blocks one request can hold at a time, by group, with all in-flight tokens its own."""
-        return tuple(g.spec.admission_blocks(self.limits) * g.blocks_per_state for g in self.groups)
+        """The most blocks one request holds at a time, by group, with all tokens in flight its own."""
+        return blocks_per_request(self.groups, self.limits)
+
+    @property
+    def concurrency(self) -> float:
+        """Requests of the maximum length that fit even if each has all tokens in flight to itself."""
+        return self.usable_blocks / max(sum(self.blocks_per_request), 1)
+
+
+def blocks_per_request(groups: Iterable[CacheGroup], limits: RequestLimits) -> tuple[int, ...]:
+    """The most blocks one request holds at a time within `limits`, by group."""
+    return tuple(group.spec.max_blocks_per_request(limits) * group.blocks_per_state for group in groups)
 
 
 def slots_of(group: CacheGroup, index: int, page_size_bytes: int) -> int:
     """Layer slots that layer number `index` of the group takes under each block id.
 
-    One, but where the layers of a plan have pages of different sizes (then the plan's page is a common divisor) it
-    is that many pages in a row. A state spread over `blocks_per_state` blocks takes one slot of each.
+    One, but where the layers of a plan have pages of different sizes (then the plan's page is a common
+    divisor) it is that many pages in a row. A state spread over `blocks_per_state` blocks takes one slot of
+    each.
     """
     if group.blocks_per_state > 1:
         return 1
@@ -156,11 +178,16 @@ class PlanConfig:
     max_model_len: tokens of the longest request; the upper limit where `auto_fit_max_model_len` is set.
     max_num_batched_tokens, batches_in_flight: their product is the number of tokens in flight.
     num_lookahead_tokens: tokens a draft model reads ahead.
-    prefix_match_unit: tokens a prefix hash covers, where finer than the greatest common divisor of the blocks.
-    page_alignment_bytes: every page is raised to a multiple of this. 4096 bytes is one TPU tile of any dtype; 1
-      gives the byte counts of vLLM.
-    align_hybrid_blocks: first let the attention layers' block grow until its page covers the largest recurrent
-      state (policy `unified`, models read from a config file).
+    use_eagle: groups with layers of a draft model read one token ahead, and drop their last block of a hit.
+    prefix_match_unit: tokens a prefix hash covers, where finer than the greatest common divisor of the
+      blocks.
+    page_alignment_bytes: every page is raised to a multiple of this. 4096 bytes is one TPU tile of any dtype;
+      1 gives the byte counts of vLLM.
+    disable_hybrid_kv_cache_manager: account window and chunked layers as full attention, all in one group.
+    pack_mixed_pages: lay pages of different sizes side by side in a block rather than make them equal (policy
+      `unified`; vLLM does so where its layout has the block outermost).
+    align_hybrid_blocks: first let the attention layers' block grow until its page covers the largest
+      recurrent state (policy `unified`, models read from a config file).
     num_gpu_blocks_override: the number of blocks, whatever the memory would give.
     """
 
@@ -172,10 +199,14 @@ class PlanConfig:
     num_lookahead_tokens: int = 0
     num_speculative_blocks: int = 0
     num_prefill_checkpoint_blocks: int = 0
+    max_encoder_len: int = 0
+    decode_context_parallel_size: int = 1
     enable_prefix_caching: bool = True
+    use_eagle: bool = False
     prefix_match_unit: int | None = None
     page_alignment_bytes: int = 4096
     disable_hybrid_kv_cache_manager: bool = False
+    pack_mixed_pages: bool = False
     align_hybrid_blocks: bool = False
     auto_fit_max_model_len: bool = False
     num_gpu_blocks_override: int | None = None
@@ -189,6 +220,8 @@ class PlanConfig:
             "num_lookahead_tokens": 0,
             "num_speculative_blocks": 0,
             "num_prefill_checkpoint_blocks": 0,
+            "max_encoder_len": 0,
+            "decode_context_parallel_size": 1,
             "prefix_match_unit": 1,
             "page_alignment_bytes": 1,
             "num_gpu_blocks_override": 2,
@@ -208,4 +241,6 @@ class PlanConfig:
             num_lookahead_tokens=self.num_lookahead_tokens,
             num_speculative_blocks=self.num_speculative_blocks,
             num_prefill_checkpoint_blocks=self.num_prefill_checkpoint_blocks,
+            max_encoder_len=self.max_encoder_len,
+            decode_context_parallel_size=self.decode_context_parallel_size,
         )

@@ -1,0 +1,134 @@
+"""Where the bytes of a request go: what it needs, and what is lost, by cause."""
+
+from dataclasses import dataclass
+
+from jaxkv.planning.plan import CacheGroup, CachePlan
+from jaxkv.specs import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
+    KVCacheSpec,
+    MambaSpec,
+    RequestLimits,
+    ScratchSpec,
+    SlidingWindowSpec,
+    cdiv,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waste:
+    """Bytes of one decoding request of `num_tokens` tokens. The parts sum to `held_bytes`.
+
+    needed_bytes: what an allocator with no blocks at all would hold.
+    padding_layers: layer slots under its blocks that belong to no layer.
+    page_padding: the ends of pages that hold nothing, because the page is larger than the layer's content.
+    block_tail: tokens of its blocks that it does not need: the end of the last, the start of a window's
+      first.
+    reserved_states: recurrent states beside the running one, for prefix caching and drafts.
+    """
+
+    num_tokens: int
+    needed_bytes: int = 0
+    padding_layers: int = 0
+    page_padding: int = 0
+    block_tail: int = 0
+    reserved_states: int = 0
+
+    @property
+    def lost_bytes(self) -> int:
+        """Bytes lost to the layout. States kept on purpose are not among them."""
+        return self.padding_layers + self.page_padding + self.block_tail
+
+    @property
+    def held_bytes(self) -> int:
+        return self.needed_bytes + self.lost_bytes + self.reserved_states
+
+    @property
+    def wasted_fraction(self) -> float:
+        """Share of the held bytes that the layout loses."""
+        return self.lost_bytes / max(self.held_bytes, 1)
+
+    @property
+    def wasted_or_reserved_fraction(self) -> float:
+        """Share of the held bytes that are not needed, the reserved states included."""
+        return (self.held_bytes - self.needed_bytes) / max(self.held_bytes, 1)
+
+    def __add__(self, other: "Waste") -> "Waste":
+        return Waste(
+            num_tokens=self.num_tokens,
+            needed_bytes=self.needed_bytes + other.needed_bytes,
+            padding_layers=self.padding_layers + other.padding_layers,
+            page_padding=self.page_padding + other.page_padding,
+            block_tail=self.block_tail + other.block_tail,
+            reserved_states=self.reserved_states + other.reserved_states,
+        )
+
+
+def waste_by_group(plan: CachePlan, num_tokens: int) -> tuple[Waste, ...]:
+    """The waste of one request of `num_tokens` tokens (at least 1) in each group of the plan."""
+    return tuple(_group_waste(plan, group, max(num_tokens, 1)) for group in plan.groups)
+
+
+def waste_of(plan: CachePlan, num_tokens: int) -> Waste:
+    """The waste of one request of `num_tokens` tokens in the whole plan."""
+    return sum(waste_by_group(plan, num_tokens), start=Waste(num_tokens=num_tokens))
+
+
+def _group_waste(plan: CachePlan, group: CacheGroup, num_tokens: int) -> Waste:
+    blocks = held_blocks(group.spec, num_tokens, plan.limits) * group.blocks_per_state
+    used_slots = sum(plan.locations[name].num_slots for name in group.layer_names)
+    result = Waste(
+        num_tokens=num_tokens,
+        padding_layers=blocks * (plan.layer_slots - used_slots) * plan.page_size_bytes,
+    )
+    for index, name in enumerate(group.layer_names):
+        spec = group.spec_of(index)
+        page_bytes = plan.locations[name].num_slots * plan.page_size_bytes
+        result += _layer_waste(spec, num_tokens, blocks, group.blocks_per_state, page_bytes, plan.limits)
+    return result
+
+
+def _layer_waste(
+    spec: KVCacheSpec, num_tokens: int, blocks: int, per_state: int, page_bytes: int, limits: RequestLimits
+) -> Waste:
+    states = blocks // per_state
+    content = spec.unpadded_page_size_bytes
+    padding = blocks * page_bytes - states * content
+    if isinstance(spec, MambaSpec):
+        reserved = (states - 1) * content
+        return Waste(
+            num_tokens=num_tokens, needed_bytes=content, page_padding=padding, reserved_states=reserved
+        )
+    needed = content
+    if isinstance(spec, AttentionSpec) and not isinstance(spec, ScratchSpec):
+        needed = cdiv(needed_tokens(spec, num_tokens, limits) * content, spec.block_size)
+    return Waste(
+        num_tokens=num_tokens,
+        needed_bytes=needed,
+        page_padding=padding,
+        block_tail=blocks * content - needed,
+    )
+
+
+def needed_tokens(spec: AttentionSpec, num_tokens: int, limits: RequestLimits) -> int:
+    """Tokens whose keys and values the step that computes token number `num_tokens` reads or writes."""
+    if isinstance(spec, CrossAttentionSpec):
+        return limits.max_encoder_len
+    return num_tokens - _first_kept(spec, num_tokens)
+
+
+def held_blocks(spec: KVCacheSpec, num_tokens: int, limits: RequestLimits) -> int:
+    """Blocks (recurrent: states) that a request holds while it computes token number `num_tokens`."""
+    if not isinstance(spec, AttentionSpec) or isinstance(spec, CrossAttentionSpec | ScratchSpec):
+        return spec.max_blocks_per_request(limits)
+    return cdiv(num_tokens, spec.block_size) - _first_kept(spec, num_tokens) // spec.block_size
+
+
+def _first_kept(spec: AttentionSpec, num_tokens: int) -> int:
+    """The first token still needed by the step that computes the last of `num_tokens` tokens."""
+    if isinstance(spec, SlidingWindowSpec):
+        return max(num_tokens - 1 - spec.num_retained_tokens, 0)
+    if isinstance(spec, ChunkedLocalAttentionSpec):
+        return (num_tokens - 1) // spec.attention_chunk_size * spec.attention_chunk_size
+    return 0
