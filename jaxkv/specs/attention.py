@@ -1,8 +1,8 @@
 """Layers that keep something for every token: full, windowed, chunked and latent attention."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from jaxkv.dtypes import itemsize
 from jaxkv.errors import JaxkvError
@@ -56,7 +56,8 @@ class AttentionSpec(KVCacheSpec):
             )
         if (self.block_size / Fraction(self.tokens_per_state)).denominator != 1:
             raise JaxkvError(
-                f"block_size {self.block_size} is not a whole number of states of {self.tokens_per_state} tokens"
+                f"block_size {self.block_size} is not a whole number of states of "
+                f"{self.tokens_per_state} tokens"
             )
 
     @property
@@ -173,6 +174,12 @@ def _round_up_page(spec: "MLASpec | SlidingWindowMLASpec") -> None:
             object.__setattr__(spec, "page_size_padded", padded)
 
 
+def _with_block_size[S: MLASpec | SlidingWindowMLASpec](spec: S, block_size: int) -> S:
+    """A page that was rounded up to the alignment is rounded again; any other padding is kept."""
+    padded = None if spec.alignment is not None else spec.page_size_padded
+    return replace(spec, block_size=block_size, page_size_padded=padded)
+
+
 @dataclass(frozen=True, kw_only=True)
 class MLASpec(FullAttentionSpec):
     """One latent vector a token instead of keys and values: a single head, no separate V.
@@ -191,6 +198,9 @@ class MLASpec(FullAttentionSpec):
         super()._check()
         _round_up_page(self)
 
+    def with_block_size(self, block_size: int) -> Self:
+        return _with_block_size(self, block_size)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SlidingWindowMLASpec(SlidingWindowSpec):
@@ -205,3 +215,6 @@ class SlidingWindowMLASpec(SlidingWindowSpec):
     def _check(self) -> None:
         super()._check()
         _round_up_page(self)
+
+    def with_block_size(self, block_size: int) -> Self:
+        return _with_block_size(self, block_size)
