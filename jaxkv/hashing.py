@@ -1,14 +1,15 @@
 """Chained hashes of prefixes: the hash of a hash block stands for all tokens from the start up to its end.
 
-Two prefixes share cached blocks only where their hashes agree, so everything a block's content depends on goes
+Two prefixes share cached blocks only where their hashes agree, so everything a block's content depends on
+goes
 in: the tokens, and the extra keys (cache salt, LoRA adapter, multimodal content). The hashes are the same in
 every process and on every machine:
 
     root     = SHA-256("jaxkv prefix hash 1"), or H(root, encoded salt and adapter) where a request has any
     hash[i]  = H(hash[i - 1], tokens of block i as little-endian int32 [, encoded multimodal keys of block i])
 
-With `num_lookahead_tokens` k, block i's tokens are followed by the k tokens after it. A draft model reads that
-far ahead, so a hit then also proves what its last cache entries depend on.
+With `num_lookahead_tokens` k, block i's tokens are followed by the k tokens after it. A draft model reads
+that far ahead, so a hit then also proves what its last cache entries depend on.
 """
 
 import hashlib
@@ -152,9 +153,9 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 class Mix128Hasher(BlockHasher):
     """Fast and not cryptographic: 128 bits, all blocks at once. To be asked for by name.
 
-    A hash is two sums modulo 2^64 over all tokens so far, each token mixed with its position. Chance collisions
-    are as rare as 128 bits make them, but somebody who picks tokens on purpose can find one: do not use it
-    where tenants must not see each other's cache.
+    A hash is two sums modulo 2^64 over all tokens so far, each token mixed with its position. Chance
+    collisions are as rare as 128 bits make them, but somebody who picks tokens on purpose can find one: do
+    not use it where tenants must not see each other's cache.
     """
 
     name = "mix128"
