@@ -4,8 +4,8 @@ The page is the largest page of the attention layers, made equal among them as i
 recurrent state takes as many blocks of its group as its bytes need. Every group size from one layer to the
 largest kind's count is scored, and the best taken, by
 
-    mean over REFERENCE_LENGTHS of (bytes a request does not need / bytes it holds)  +  GROUP_COST * number of
-    groups
+    bytes that a request of REFERENCE_LENGTH tokens does not need / bytes it holds
+    + GROUP_COST * number of groups
 
 A smaller group size leaves fewer slots empty and makes more groups, each with a block table of its own on
 host and device.
@@ -20,8 +20,8 @@ from jaxkv.planning.plan import CacheGroup, PlanConfig
 from jaxkv.planning.waste import held_blocks, needed_tokens
 from jaxkv.specs import AttentionSpec, KVCacheSpec, MambaSpec, RequestLimits, ScratchSpec, cdiv
 
-REFERENCE_LENGTHS = (1024, 8192)
-"""Tokens of the requests whose waste is scored; longer than the maximum length they are clipped to it."""
+REFERENCE_LENGTH = 8192
+"""Tokens of the request whose waste is scored, or the maximum length where that is shorter."""
 
 GROUP_COST = 0.001
 """What one group more may cost: 0.1 % of a request's bytes."""
@@ -51,18 +51,16 @@ def best_group_size(buckets: Sequence[Bucket], page_bytes: int, limits: RequestL
 def group_size_score(
     buckets: Sequence[Bucket], group_size: int, page_bytes: int, limits: RequestLimits
 ) -> float:
-    """Mean share of a request's bytes that it does not need, plus the groups' cost. Lower is better."""
-    lengths = [min(length, limits.max_model_len) for length in REFERENCE_LENGTHS]
-    groups = [cdiv(len(bucket.layer_names), group_size) for bucket in buckets]
-    wasted = 0.0
-    for length in lengths:
-        held = needed = 0
-        for bucket, count in zip(buckets, groups, strict=True):
-            blocks = held_blocks(bucket.spec, length, limits) * blocks_per_state(bucket.spec, page_bytes)
-            held += count * group_size * blocks * page_bytes
-            needed += len(bucket.layer_names) * _needed_bytes(bucket.spec, length, limits)
-        wasted += 1 - needed / max(held, 1)
-    return wasted / len(lengths) + GROUP_COST * sum(groups)
+    """Share of a request's bytes that it does not need, plus the groups' cost. Lower is better."""
+    length = min(REFERENCE_LENGTH, limits.max_model_len)
+    held = needed = num_groups = 0
+    for bucket in buckets:
+        groups = cdiv(len(bucket.layer_names), group_size)
+        blocks = held_blocks(bucket.spec, length, limits) * blocks_per_state(bucket.spec, page_bytes)
+        held += groups * group_size * blocks * page_bytes
+        needed += len(bucket.layer_names) * _needed_bytes(bucket.spec, length, limits)
+        num_groups += groups
+    return 1 - needed / max(held, 1) + GROUP_COST * num_groups
 
 
 def blocks_per_state(spec: KVCacheSpec, page_bytes: int) -> int:

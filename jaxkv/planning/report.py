@@ -1,0 +1,80 @@
+"""A plan as plain values, for JSON and for tables."""
+
+from typing import Any
+
+from jaxkv.planning.capacity import steady_concurrency
+from jaxkv.planning.plan import CacheGroup, CachePlan
+from jaxkv.planning.waste import Waste, waste_by_group, waste_of
+from jaxkv.specs import KVCacheSpec
+
+WASTE_LENGTHS = (1024, 8192)
+"""Tokens of the requests whose waste is told, beside the maximum length."""
+
+
+def plan_report(plan: CachePlan) -> dict[str, Any]:
+    """Everything a plan says, as values that JSON holds. Sizes are bytes, lengths are tokens."""
+    steady = steady_concurrency(plan)
+    lengths = [n for n in WASTE_LENGTHS if n < plan.max_model_len] + [plan.max_model_len]
+    has_cache = bool(plan.groups)
+    return {
+        "policy": plan.policy,
+        "max_model_len": plan.max_model_len,
+        "max_in_flight_tokens": plan.max_in_flight_tokens,
+        "groups": [_group(plan, index, group) for index, group in enumerate(plan.groups)],
+        "page_size_bytes": plan.page_size_bytes,
+        "layer_slots": plan.layer_slots,
+        "bytes_per_block": plan.bytes_per_block,
+        "num_blocks": plan.num_blocks,
+        "usable_blocks": plan.usable_blocks,
+        "pool_bytes": plan.pool_bytes,
+        "hash_block_size": plan.hash_block_size,
+        "scheduler_block_size": plan.scheduler_block_size,
+        "hit_alignment": plan.hit_alignment,
+        "smallest_prefix_that_can_hit": plan.hit_alignment,
+        "blocks_per_request": list(plan.blocks_per_request),
+        "concurrency": round(plan.concurrency, 4) if has_cache else None,
+        "steady_concurrency": round(steady.requests, 4) if has_cache else None,
+        "steady_blocks_per_request": list(steady.blocks_per_request),
+        "reserved_in_flight_blocks": steady.reserved_blocks,
+        "capacity_tokens": int(plan.concurrency * plan.max_model_len) if has_cache else None,
+        "waste": [waste_report(waste_of(plan, length)) for length in lengths],
+        "notes": list(plan.notes),
+    }
+
+
+def waste_report(waste: Waste) -> dict[str, Any]:
+    """Where one request's bytes go."""
+    return {
+        "num_tokens": waste.num_tokens,
+        "held_bytes": waste.held_bytes,
+        "needed_bytes": waste.needed_bytes,
+        "padding_layers": waste.padding_layers,
+        "page_padding": waste.page_padding,
+        "block_tail": waste.block_tail,
+        "reserved_states": waste.reserved_states,
+        "wasted_fraction": round(waste.wasted_fraction, 6),
+    }
+
+
+def _group(plan: CachePlan, index: int, group: CacheGroup) -> dict[str, Any]:
+    spec = group.spec
+    used = sum(plan.locations[name].num_slots for name in group.layer_names)
+    return {
+        "kind": spec.kind,
+        "reach": reach_of(spec),
+        "layer_names": list(group.layer_names),
+        "block_size": spec.block_size,
+        "page_size_bytes": spec.page_size_bytes,
+        "page_content_bytes": spec.unpadded_page_size_bytes,
+        "blocks_per_state": group.blocks_per_state,
+        "empty_slots": plan.layer_slots - used,
+        "blocks_per_request": plan.blocks_per_request[index],
+        "prefix_cacheable": spec.prefix_cacheable,
+        "is_eagle_group": group.is_eagle_group,
+        "waste_at_max_model_len": waste_report(waste_by_group(plan, plan.max_model_len)[index]),
+    }
+
+
+def reach_of(spec: KVCacheSpec) -> int | None:
+    """Tokens a layer of this spec attends to, None where all (or where the kind has no such number)."""
+    return getattr(spec, "sliding_window", None) or getattr(spec, "attention_chunk_size", None)
