@@ -1,0 +1,48 @@
+"""What loading gives: a model ready to run, and all that an engine asks about it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from flax import nnx
+
+from jaxkv.engine.tokenizer import Tokenizer
+from jaxkv.errors import JaxkvError
+from jaxkv.specs import KVCacheSpec
+from models.registry import ModelFamily
+
+# Dtypes a model can be run in.
+DTYPES = ("bfloat16", "float32")
+
+
+def choose_dtype(wanted: str, stored: str) -> str:
+    """`wanted`, or for "auto" the dtype the checkpoint was published in. JaxkvError for one that is not supported."""
+    if wanted == "auto":
+        return stored if stored in DTYPES else "bfloat16"
+    if wanted not in DTYPES:
+        raise JaxkvError(f"dtype must be auto, {' or '.join(DTYPES)}, not {wanted!r}")
+    return wanted
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """A model with its weights.
+
+    name: what the user asked for, for messages.
+    model: a Flax module, `__call__(tokens, positions, cache)` and `logits(hidden)`.
+    dtype: of weights and activations.
+    end_token_ids: generation stops at any of them.
+    max_model_len: the longest sequence the model was made for.
+    """
+
+    name: str
+    family: ModelFamily
+    config: Any
+    model: nnx.Module
+    dtype: str
+    tokenizer: Tokenizer
+    end_token_ids: tuple[int, ...]
+    max_model_len: int
+
+    def cache_specs(self, block_size: int, dtype: str | None = None) -> dict[str, KVCacheSpec]:
+        """What each layer keeps, by layer name; `dtype` of the cache is the model's unless given."""
+        return self.family.cache_specs(self.config, block_size, self.dtype if dtype is None else dtype)

@@ -1,0 +1,122 @@
+"""Gemma 3, text only: https://arxiv.org/abs/2503.19786. The mathematics and nothing else.
+
+Every layer is x += norm(attention(norm(x))); x += norm(mlp(norm(x))). Five of six layers attend to a window, with
+rotary embeddings of base 10,000; each sixth attends to everything, with base 1,000,000.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxkv.specs import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from models.gemma3_config import Gemma3Config
+from models.linear import linear, vocabulary_logits
+from models.paged_cache import PagedCache
+from models.rope import Rotation, rotate, rotation
+
+
+def layer_name(index: int) -> str:
+    """The name under which layer `index` keeps its pages."""
+    return f"layers.{index}"
+
+
+def cache_specs(config: Gemma3Config, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
+    """What each layer keeps, by layer name, with `block_size` tokens a block and elements of `dtype`."""
+    heads = {"num_kv_heads": config.num_kv_heads, "head_size": config.head_size, "dtype": dtype}
+    full = FullAttentionSpec(block_size=block_size, **heads)
+    window = SlidingWindowSpec(block_size=block_size, sliding_window=config.sliding_window, **heads)
+    return {layer_name(i): window if config.is_sliding[i] else full for i in range(config.num_layers)}
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) * scale over the last axis, in float32, rounded once to x's dtype. `scale` is the published 1 + w."""
+
+    def __init__(self, size: int, eps: float):
+        self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
+        self.eps = eps
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        wide = x.astype(jnp.float32)
+        mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+        return (wide * jax.lax.rsqrt(mean_square + self.eps) * self.scale[...]).astype(x.dtype)
+
+
+class Attention(nnx.Module):
+    def __init__(self, config: Gemma3Config, index: int, dtype: jnp.dtype):
+        self.config, self.index = config, index
+        q_size, kv_size = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
+        self.qkv = nnx.Param(jnp.zeros((q_size + 2 * kv_size, config.hidden_size), dtype))
+        self.output = nnx.Param(jnp.zeros((config.hidden_size, q_size), dtype))
+        self.q_norm = RMSNorm(config.head_size, config.rms_norm_eps)
+        self.k_norm = RMSNorm(config.head_size, config.rms_norm_eps)
+
+    def __call__(self, x: jax.Array, turn: Rotation, cache: PagedCache) -> tuple[jax.Array, PagedCache]:
+        config = self.config
+        heads = linear(x, self.qkv[...]).reshape(x.shape[0], -1, config.head_size)
+        q, k, v = jnp.split(heads, [config.num_heads, config.num_heads + config.num_kv_heads], axis=1)
+        out, cache = cache.attend(
+            layer_name(self.index),
+            rotate(self.q_norm(q), turn),
+            rotate(self.k_norm(k), turn),
+            v,
+            scale=config.query_pre_attn_scalar**-0.5,
+            sliding_window=config.sliding_window if config.is_sliding[self.index] else None,
+            softcap=config.attn_logit_softcap,
+        )
+        return linear(out.reshape(x.shape[0], -1), self.output[...]), cache
+
+
+class MLP(nnx.Module):
+    def __init__(self, config: Gemma3Config, dtype: jnp.dtype):
+        self.gate_up = nnx.Param(jnp.zeros((2 * config.intermediate_size, config.hidden_size), dtype))
+        self.down = nnx.Param(jnp.zeros((config.hidden_size, config.intermediate_size), dtype))
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        gate, up = jnp.split(linear(x, self.gate_up[...]), 2, axis=-1)
+        return linear(jax.nn.gelu(gate, approximate=True) * up, self.down[...])
+
+
+class Layer(nnx.Module):
+    def __init__(self, config: Gemma3Config, index: int, dtype: jnp.dtype):
+        self.attention = Attention(config, index, dtype)
+        self.mlp = MLP(config, dtype)
+        self.pre_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.pre_mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def __call__(self, x: jax.Array, turn: Rotation, cache: PagedCache) -> tuple[jax.Array, PagedCache]:
+        attended, cache = self.attention(self.pre_attention_norm(x), turn, cache)
+        x = x + self.post_attention_norm(attended)
+        return x + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x))), cache
+
+
+class Gemma3ForCausalLM(nnx.Module):
+    """Weights and activations in `dtype`; norms, rotations, softmax and logits in float32."""
+
+    def __init__(self, config: Gemma3Config, dtype: jnp.dtype):
+        self.config, self.dtype = config, dtype
+        self.embedding = nnx.Param(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
+        self.layers = nnx.List([Layer(config, i, dtype) for i in range(config.num_layers)])
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def __call__(
+        self, tokens: jax.Array, positions: jax.Array, cache: PagedCache
+    ) -> tuple[jax.Array, PagedCache]:
+        """Runs tokens int32[T] at positions int32[T] of their sequences: hidden states [T, D] and the new cache."""
+        config = self.config
+        embed_scale = jnp.asarray(math.sqrt(config.hidden_size), self.dtype)
+        x = self.embedding[tokens] * embed_scale
+        local = rotation(positions, config.head_size, config.rope_local_theta)
+        everywhere = rotation(positions, config.head_size, config.rope_theta, config.rope_scaling_factor)
+        for layer, is_sliding in zip(self.layers, config.is_sliding, strict=True):
+            x, cache = layer(x, local if is_sliding else everywhere, cache)
+        return self.norm(x), cache
+
+    def logits(self, hidden: jax.Array) -> jax.Array:
+        """Scores of the next token, float32[N, V], for hidden[N, D]."""
+        scores = vocabulary_logits(hidden, self.embedding[...])
+        cap = self.config.final_logit_softcap
+        return scores if cap is None else jnp.tanh(scores / cap) * cap

@@ -1,0 +1,71 @@
+"""Every model family there is, found by the architecture's name in a checkpoint."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax.numpy as jnp
+from flax import nnx
+
+from jaxkv.specs import KVCacheSpec
+from models import gemma3, gemma3_names
+from models.checkpoint import NameMap
+from models.gemma3_config import Gemma3Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelFamily:
+    """What it takes to read and run one kind of model.
+
+    architectures: names under "architectures" in config.json.
+    gguf_architectures: values of "general.architecture" in GGUF files.
+    config_from_hf, config_from_gguf: config.json or GGUF metadata to a config; ValueError where it is not right.
+    make_model: a config and a dtype to a model (a Flax module with `__call__` and `logits`).
+    cache_specs: a config, a block size and a dtype's name to what each layer keeps, by layer name.
+    hf_names, gguf_names: where the parameters are in a checkpoint.
+    hf_text_prefixes: what may stand for "model." in checkpoints that hold more than the text model.
+    """
+
+    name: str
+    architectures: tuple[str, ...]
+    gguf_architectures: tuple[str, ...]
+    config_from_hf: Callable[[Mapping[str, Any]], Any]
+    config_from_gguf: Callable[[Mapping[str, Any]], Any]
+    make_model: Callable[[Any, jnp.dtype], nnx.Module]
+    cache_specs: Callable[[Any, int, str], dict[str, KVCacheSpec]]
+    hf_names: NameMap
+    gguf_names: NameMap
+    hf_text_prefixes: tuple[str, ...] = ()
+
+
+FAMILIES = (
+    ModelFamily(
+        name="gemma3",
+        architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
+        gguf_architectures=("gemma3",),
+        config_from_hf=Gemma3Config.from_hf,
+        config_from_gguf=Gemma3Config.from_gguf,
+        make_model=gemma3.Gemma3ForCausalLM,
+        cache_specs=gemma3.cache_specs,
+        hf_names=gemma3_names.HF_NAMES,
+        gguf_names=gemma3_names.GGUF_NAMES,
+        hf_text_prefixes=gemma3_names.HF_TEXT_PREFIXES,
+    ),
+)
+
+
+def family_of(architecture: str) -> ModelFamily:
+    """The family of an architecture of config.json; ValueError that names it and the known ones."""
+    return _find(architecture, {name: family for family in FAMILIES for name in family.architectures})
+
+
+def family_of_gguf(architecture: str) -> ModelFamily:
+    """The family of a GGUF file's "general.architecture"; ValueError that names it and the known ones."""
+    return _find(architecture, {name: family for family in FAMILIES for name in family.gguf_architectures})
+
+
+def _find(architecture: str, known: Mapping[str, ModelFamily]) -> ModelFamily:
+    try:
+        return known[architecture]
+    except KeyError:
+        raise ValueError(f"unknown architecture {architecture!r}; known: {', '.join(known)}") from None
