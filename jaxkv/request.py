@@ -7,12 +7,13 @@ requests, so that a step can extend every row at once. While it waits they live 
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxkv.errors import JaxkvError
+from jaxkv.hashing import BlockHasher
 from jaxkv.specs import check_int
 
 if TYPE_CHECKING:
@@ -61,16 +62,6 @@ class MultimodalInput:
         check_int("length of a multimodal input", self.length, 1)
 
 
-class BlockHasher(Protocol):
-    """What `Request.block_hashes` needs: hashes of hash blocks [start, stop), chained to `parent`."""
-
-    hash_block_size: int
-
-    def hash_blocks(
-        self, request: "Request", start: int, stop: int, parent: bytes | None
-    ) -> Sequence[bytes]: ...
-
-
 def as_token_ids(token_ids: Sequence[int] | NDArray, name: str = "prompt_token_ids") -> NDArray[np.int32]:
     """A fresh int32[n] of the token ids. JaxkvError for an empty list, a non-integer or a negative id."""
     array = np.asarray(token_ids)
@@ -91,7 +82,7 @@ class Request:
     """A prompt to continue by at most `max_tokens` tokens.
 
     request_id: unique among live requests. prompt_token_ids: int32[n], n >= 1.
-    max_tokens: None means as many as the model's maximum length allows. end_token_ids: tokens that end the answer.
+    max_tokens: None means as many as the model allows. end_token_ids: tokens that end the answer.
     arrival: sort key of the waiting queue (a time, a step...); None: the order of `add_request`.
     priority: lower is served first, before arrival is looked at.
     cache_salt, lora_name, multimodal_inputs: requests share cached blocks only where all of these agree.
@@ -191,6 +182,11 @@ class Request:
         return self.token_ids(self.num_prompt_tokens)
 
     @property
+    def row(self) -> int | None:
+        """The request's row in the tables of running requests, or None where it has none."""
+        return None if self._table is None else self._row
+
+    @property
     def is_finished(self) -> bool:
         return self.status.finish_reason is not None
 
@@ -220,7 +216,7 @@ class Request:
         if hasher is not self._hasher:
             self._hasher, self._block_hashes = hasher, []
         hashes = self._block_hashes
-        full = self.num_tokens // hasher.hash_block_size
+        full = hasher.num_hash_blocks(self.num_tokens)
         if len(hashes) < full:
             hashes.extend(hasher.hash_blocks(self, len(hashes), full, hashes[-1] if hashes else None))
         return hashes

@@ -14,6 +14,17 @@ from jaxkv.errors import JaxkvError
 if TYPE_CHECKING:
     from jaxkv.request import Request
 
+_COLUMNS = (
+    "num_tokens",
+    "num_placeholders",
+    "num_computed",
+    "num_prompt",
+    "max_total",
+    "epoch",
+    "prefilling",
+    "last_step",
+)
+
 NO_TOKEN = -1
 """Stands where a token is scheduled but its id has not come back from the device; also pads `end_tokens`."""
 
@@ -34,8 +45,12 @@ class RequestTable:
     num_computed: int64[rows], tokens computed once all scheduled steps have run.
     num_prompt: int64[rows]. max_total: int64[rows], prompt and answer together may not be longer.
     end_tokens: int32[rows, widest set], padded with NO_TOKEN.
-    epoch: int64[rows], different for every tenant of a row (0: none), so that a late result is not given to its
-      successor.
+    epoch: int64[rows], different for every tenant of a row and 0 where there is none or it has ended, so
+      that a
+      late result does not reach a successor.
+    prefilling: bool[rows], some of the tokens known at admission are not scheduled yet.
+    last_step: int64[rows], number of the last step that scheduled the row; -1 before the first.
+    request_ids: object[rows], the tenant's id.
 
     Rows and columns grow by doubling; an array read before a growth is a stale copy after it.
     """
@@ -49,6 +64,9 @@ class RequestTable:
         self.max_total: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.end_tokens: NDArray[np.int32] = np.full((num_rows, 1), NO_TOKEN, np.int32)
         self.epoch: NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        self.prefilling: NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
+        self.last_step: NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        self.request_ids: NDArray[np.object_] = np.full(num_rows, None, np.object_)
         self._requests: list[Request | None] = [None] * num_rows
         self._next_epoch = 1
 
@@ -88,14 +106,22 @@ class RequestTable:
         self.end_tokens[row, : len(request.end_token_ids)] = request.end_token_ids
         self.epoch[row] = self._next_epoch
         self._next_epoch += 1
+        self.prefilling[row] = True
+        self.last_step[row] = -1
+        self.request_ids[row] = request.request_id
         self._requests[row] = request
 
-    def close_row(self, row: int) -> None:
-        """Ends the tenancy. The row's epoch changes, so results still under way no longer match it."""
-        self.request(row)
-        self._requests[row] = None
+    def retire_row(self, row: int) -> None:
+        """The tenant takes no more results, though it keeps the row until `close_row`."""
         self.epoch[row] = 0
         self.num_placeholders[row] = 0
+
+    def close_row(self, row: int) -> None:
+        """Ends the tenancy."""
+        self.request(row)
+        self.retire_row(row)
+        self._requests[row] = None
+        self.request_ids[row] = None
 
     def append_to_row(self, row: int, token_ids: NDArray[np.int32]) -> None:
         """Adds known tokens to one row. Raises JaxkvError while the row waits for a token from the device."""
@@ -143,6 +169,7 @@ class RequestTable:
         num_rows = max(num_rows, 2 * self.num_rows)
         self.tokens = grown(self.tokens, (num_rows, self.capacity), None)
         self.end_tokens = grown(self.end_tokens, (num_rows, self.end_tokens.shape[1]), NO_TOKEN)
-        for name in ("num_tokens", "num_placeholders", "num_computed", "num_prompt", "max_total", "epoch"):
+        for name in _COLUMNS:
             setattr(self, name, grown(getattr(self, name), (num_rows,), 0))
+        self.request_ids = grown(self.request_ids, (num_rows,), None)
         self._requests.extend([None] * (num_rows - len(self._requests)))

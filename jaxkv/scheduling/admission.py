@@ -1,0 +1,73 @@
+"""Admission that reserves: a request is let in only if its whole prompt, and those still being read, find
+blocks.
+
+What a running prompt may still take is worked out from the blocks it holds at that moment, so gate and step
+cannot drift apart. The figures are the bounds of the specs, exact for a request alone in the engine: what a
+plan promises, an empty engine admits.
+"""
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxkv.errors import JaxkvError
+from jaxkv.planning.plan import CachePlan
+from jaxkv.request import Request
+from jaxkv.scheduling.demand import GroupDemand, Holding
+
+if TYPE_CHECKING:
+    from jaxkv.cache_manager import KVCacheManager, PrefixHit
+
+
+class Admission:
+    """Says whether a request may start to run, and whether it ever could."""
+
+    def __init__(self, plan: CachePlan, cache_manager: "KVCacheManager", watermark: float) -> None:
+        self._plan = plan
+        self._kv = cache_manager
+        self._watermark_blocks = int(watermark * plan.usable_blocks)
+        self._managers = cache_manager.managers
+        self._demands = [GroupDemand(m.spec, m.width, plan.limits) for m in self._managers]
+
+    def blocks_alone(self, num_tokens: int) -> int:
+        """The most blocks a request that grows to `num_tokens` tokens holds, with all tokens in flight its
+        own.
+        """
+        limits = self._plan.limits
+        return sum(d.spec.admission_blocks(num_tokens, limits) * d.width for d in self._demands)
+
+    def check_can_fit(self, request: Request, num_tokens: int) -> None:
+        """Raises JaxkvError if the request, grown to `num_tokens` tokens, does not fit into the empty
+        pool.
+        """
+        needed, usable = self.blocks_alone(num_tokens), self._plan.usable_blocks
+        if needed <= usable:
+            return
+        fitting = bisect_right(range(num_tokens + 1), usable, key=self.blocks_alone) - 1
+        raise JaxkvError(
+            f"request {request.request_id!r} of {request.num_tokens} prompt tokens can grow to {num_tokens} tokens in "
+            f"the cache, which take {needed} blocks, but the pool has {usable} usable blocks: at most {fitting} "
+            "tokens fit"
+        )
+
+    def fits(self, request: Request, hit: "PrefixHit", prefilling: Sequence[Request], *, idle: bool) -> bool:
+        """Whether the request can start now, given the running requests that are still reading their prompts.
+
+        idle: nothing runs, so no blocks need be left for others to grow into.
+        """
+        pool = self._kv.pool
+        available = self._kv.num_free_blocks - (0 if idle else self._watermark_blocks)
+        num_tokens = [*(r.num_tokens for r in prefilling), request.num_tokens]
+        wanted = 0
+        for manager, demand, part in zip(self._managers, self._demands, hit.parts, strict=True):
+            holdings = [
+                Holding(manager.units_of(r.row), demand.positions(r.num_computed_tokens)) for r in prefilling
+            ]
+            holdings.append(Holding(part.leaders, hit.num_tokens // manager.block_size))
+            leaders = np.concatenate([h.leaders for h in holdings])
+            references = pool.refs[leaders] + np.isin(leaders, part.leaders)
+            wanted += demand.still_wanted(num_tokens, holdings, references)
+            wanted += pool.count_free(part.leaders) * demand.width
+        return wanted <= available

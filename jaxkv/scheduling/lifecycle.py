@@ -1,0 +1,136 @@
+"""From the queue to a row, back to the queue, to the end: the one place where requests change state.
+
+A request's blocks are given back at once, unless a scheduled step that uses them has not reported yet: then
+they are kept until it has, so that no block is handed out while the device may still write it.
+"""
+
+from collections import deque
+from typing import TYPE_CHECKING, NamedTuple
+
+from jaxkv.request import Request, RequestStatus
+from jaxkv.request_table import RequestTable
+from jaxkv.scheduling.running import RunningRows
+from jaxkv.scheduling.waiting import ServiceKey, WaitingQueue
+
+if TYPE_CHECKING:
+    from jaxkv.cache_manager import KVCacheManager
+
+
+class _DeferredFree(NamedTuple):
+    last_step: int
+    request: Request
+
+
+class Lifecycle:
+    """Every live request, where it is, and the counters of what happened to them.
+
+    table: tokens and counters of rows. running: rows that take part in steps. waiting: the queue.
+    settled_step: number of the last step whose results are in.
+    """
+
+    def __init__(self, cache_manager: "KVCacheManager", max_num_seqs: int) -> None:
+        self.cache_manager = cache_manager
+        self.table = RequestTable(num_rows=max_num_seqs)
+        self.running = RunningRows()
+        self.waiting = WaitingQueue()
+        self.settled_step = -1
+        self.num_preemptions = 0
+        self.num_finished = 0
+        self.num_prompt_tokens = 0
+        self.newly_finished: list[str] = []
+        self._keys: dict[str, ServiceKey] = {}
+        self._requests: dict[str, Request] = {}
+        self._deferred: deque[_DeferredFree] = deque()
+        self._num_added = 0
+
+    def __len__(self) -> int:
+        """Requests that have not ended."""
+        return len(self._requests)
+
+    @property
+    def frees_pending(self) -> bool:
+        """Whether blocks will come back once a step in flight has reported."""
+        return bool(self._deferred)
+
+    def holds_id(self, request_id: str) -> bool:
+        """Whether the id is in use, by a live request or by blocks not yet given back."""
+        return request_id in self._requests or any(d.request.request_id == request_id for d in self._deferred)
+
+    def find(self, request_id: str) -> Request | None:
+        return self._requests.get(request_id)
+
+    def add(self, request: Request) -> None:
+        """Puts a new request in the queue."""
+        arrival = self._num_added if request.arrival is None else request.arrival
+        self._keys[request.request_id] = key = ServiceKey(request.priority, arrival, self._num_added)
+        self._num_added += 1
+        self._requests[request.request_id] = request
+        self.waiting.add(request, key)
+
+    def admit(self, request: Request, num_hit_tokens: int) -> int:
+        """Moves a request that has just been given blocks from the queue to its row, which is returned."""
+        key = self._keys[request.request_id]
+        self.waiting.remove(key)
+        if request.num_cached_tokens is None:
+            request.num_cached_tokens = num_hit_tokens
+            self.num_prompt_tokens += request.num_prompt_tokens
+        else:
+            request.num_cached_tokens_on_resume += num_hit_tokens
+        row = self.cache_manager.row_of(request.request_id)
+        request.bind(self.table, row)
+        request.num_computed_tokens = num_hit_tokens
+        request.status = RequestStatus.RUNNING
+        self.running.add(row, key)
+        return row
+
+    def preempt(self, row: int) -> Request:
+        """Sends a running row back to the queue without its blocks; what it had is recomputed, or found in
+        the cache.
+        """
+        request = self.table.request(row)
+        key = self._keys[request.request_id]
+        self.running.remove(key)
+        request.status = RequestStatus.PREEMPTED
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.add(request, key)
+        self._give_back(request)
+        return request
+
+    def end(self, request: Request, status: RequestStatus) -> None:
+        """Ends a live request, wherever it is."""
+        key = self._keys.pop(request.request_id)
+        del self._requests[request.request_id]
+        if request.status is RequestStatus.RUNNING:
+            self.running.remove(key)
+            deferred_already = False
+        else:
+            self.waiting.remove(key)
+            deferred_already = request.row is not None
+        request.status = status
+        self.num_finished += 1
+        self.newly_finished.append(request.request_id)
+        if request.row is not None:
+            self.table.retire_row(request.row)
+            if not deferred_already:
+                self._give_back(request)
+
+    def settle(self, step: int) -> None:
+        """The results of `step` are in: blocks kept for it are given back."""
+        self.settled_step = step
+        while self._deferred and self._deferred[0].last_step <= step:
+            self._free(self._deferred.popleft().request)
+
+    def _give_back(self, request: Request) -> None:
+        assert request.row is not None
+        last_step = int(self.table.last_step[request.row])
+        if last_step > self.settled_step:
+            self._deferred.append(_DeferredFree(last_step, request))
+        else:
+            self._free(request)
+
+    def _free(self, request: Request) -> None:
+        self.cache_manager.free(request)
+        request.unbind()
+        if not request.is_finished:
+            request.num_computed_tokens = 0

@@ -1,0 +1,257 @@
+"""Continuous batching: which requests compute how many tokens in the next step.
+
+Every step goes through the running rows, oldest request first: one token for each that decodes, and what is
+left of the token budget for prompts that are still being read. Then waiting requests are admitted while the
+budget and the pool allow. A running row that finds no block takes those of the latest arrival; the latest
+arrival itself waits with what it has, so nobody ever gives up its own blocks, and the oldest request always
+moves on.
+
+Rows are handled as arrays. Single requests are looked at only when they are admitted, read a chunk of their
+prompt, need a block, or end.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkv.errors import JaxkvError
+from jaxkv.planning.plan import CachePlan
+from jaxkv.request import Request, RequestStatus
+from jaxkv.request_table import RequestTable
+from jaxkv.scheduling.admission import Admission
+from jaxkv.scheduling.config import SchedulerConfig
+from jaxkv.scheduling.lifecycle import Lifecycle
+from jaxkv.scheduling.output import FinishedRequest, SchedulerOutput, StepResult
+from jaxkv.scheduling.step_builder import StepBuilder, StepDraft
+
+if TYPE_CHECKING:
+    from jaxkv.cache_manager import KVCacheManager
+
+
+class SchedulerStats(NamedTuple):
+    """Counters under vLLM's names; the first two are of the moment, the others since the start."""
+
+    num_requests_running: int
+    num_requests_waiting: int
+    num_preemptions: int
+    num_requests_finished: int
+    prompt_tokens: int
+    generation_tokens: int
+
+
+class Scheduler:
+    """Serves requests from one cache.
+
+    Call `schedule`, run the step, give its tokens to `update_from_output`; with `async_scheduling` one more
+    `schedule` may come in between. `table` holds the tokens of running requests:
+    `SchedulerOutput.token_arrays` reads it.
+    """
+
+    def __init__(
+        self, plan: CachePlan, cache_manager: "KVCacheManager", config: SchedulerConfig | None = None
+    ) -> None:
+        self.config = SchedulerConfig() if config is None else config
+        self.config.check_fits(plan)
+        self.plan = plan
+        self.cache_manager = cache_manager
+        self._admission = Admission(plan, cache_manager, self.config.watermark)
+        self._life = Lifecycle(cache_manager, self.config.max_num_seqs)
+        self._builder = StepBuilder(self.config, cache_manager, self._life, self._admission)
+        self._in_flight: deque[SchedulerOutput] = deque()
+        self._next_step = 0
+        self._num_generated_tokens = 0
+        self._ones = np.ones(self.config.max_num_seqs, np.int32)
+        self._all_true = np.ones(self.config.max_num_seqs, np.bool_)
+
+    @property
+    def table(self) -> RequestTable:
+        return self._life.table
+
+    @property
+    def num_requests_running(self) -> int:
+        return len(self._life.running)
+
+    @property
+    def num_requests_waiting(self) -> int:
+        return len(self._life.waiting)
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return len(self._life) > 0
+
+    @property
+    def stats(self) -> SchedulerStats:
+        return SchedulerStats(
+            num_requests_running=self.num_requests_running,
+            num_requests_waiting=self.num_requests_waiting,
+            num_preemptions=self._life.num_preemptions,
+            num_requests_finished=self._life.num_finished,
+            prompt_tokens=self._life.num_prompt_tokens,
+            generation_tokens=self._num_generated_tokens,
+        )
+
+    def running_requests(self) -> list[Request]:
+        """Oldest first; for people and tests."""
+        return [self.table.request(row) for row in self._life.running.rows.tolist()]
+
+    def waiting_requests(self) -> list[Request]:
+        """In the order in which they will be looked at."""
+        return list(self._life.waiting)
+
+    def add_request(self, request: Request) -> None:
+        """Puts a request in the queue. Raises JaxkvError, and changes nothing, for one that could never
+        run.
+        """
+        if self._life.holds_id(request.request_id):
+            raise JaxkvError(f"request id {request.request_id!r} is already in use")
+        if request.status is not RequestStatus.WAITING:
+            raise JaxkvError(f"request {request.request_id!r} was already served: {request.status.name}")
+        limit = self.plan.max_model_len
+        if request.num_tokens >= limit:
+            raise JaxkvError(
+                f"request {request.request_id!r} has a prompt of {request.num_tokens} tokens; with "
+                f"max_model_len {limit} it can have at most {limit - 1}, to leave room for an answer"
+            )
+        max_total = min(request.max_total_tokens, limit)
+        # The last token is sampled but never computed.
+        self._admission.check_can_fit(request, max_total - 1)
+        request.max_total_tokens = max_total
+        self._life.add(request)
+
+    def abort(self, request_id: str) -> bool:
+        """Ends a request at any time, wherever it is. False: it has already ended, or never was."""
+        return self.finish_request(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def finish_request(self, request_id: str, status: RequestStatus = RequestStatus.FINISHED_STOPPED) -> bool:
+        """Ends a request from outside: a stop string was found, its client is gone. False: there was none
+        such.
+        """
+        if status.finish_reason is None:
+            raise JaxkvError(f"a request cannot end with the status {status.name}")
+        request = self._life.find(request_id)
+        if request is None:
+            return False
+        self._life.end(request, status)
+        return True
+
+    def schedule(self) -> SchedulerOutput:
+        """Chooses the next step and gives it its blocks. It may be empty: then nothing can run before new
+        requests, or the results of a step in flight, arrive.
+
+        Raises JaxkvError when as many steps are in flight as the configuration allows.
+        """
+        if len(self._in_flight) >= self.config.batches_in_flight:
+            raise JaxkvError(
+                f"{len(self._in_flight)} steps are in flight and async_scheduling is "
+                f"{self.config.async_scheduling}: update_from_output must come first"
+            )
+        output = self._emit(self._builder.build())
+        self._in_flight.append(output)
+        return output
+
+    def update_from_output(
+        self, output: SchedulerOutput, sampled_token_ids: NDArray[np.int32] | Sequence[int]
+    ) -> StepResult:
+        """Takes the results of the oldest step in flight.
+
+        sampled_token_ids: int32[m], one for each row that samples, in the order of `output.sampling`.
+        Raises JaxkvError, and changes nothing, for another step, another number of tokens or a negative id.
+        """
+        tokens = self._check_results(output, sampled_token_ids)
+        self._in_flight.popleft()
+        table = self.table
+        indices = output.sampling
+        rows, epochs = output.rows, output.epochs
+        if len(indices) < len(rows):
+            rows, epochs = rows[indices], epochs[indices]
+        wanted = table.epoch[rows] == epochs
+        if not wanted.all():
+            indices, rows, tokens = indices[wanted], rows[wanted], tokens[wanted]
+        table.fill_placeholders(rows, tokens)
+        lengths = table.num_tokens[rows]
+        stopped = table.ends_at(rows, tokens)
+        ended = stopped | (lengths >= table.max_total[rows])
+        result = StepResult(
+            indices=indices,
+            token_ids=tokens,
+            num_output_tokens=lengths - table.num_prompt[rows],
+            request_ids=table.request_ids[rows],
+            finished=self._end_rows(rows, stopped, ended) if ended.any() else (),
+        )
+        self._num_generated_tokens += len(rows)
+        self._life.settle(output.step)
+        return result
+
+    def _end_rows(
+        self, rows: NDArray[np.int32], stopped: NDArray[np.bool_], ended: NDArray[np.bool_]
+    ) -> tuple[FinishedRequest, ...]:
+        finished = []
+        for index in np.flatnonzero(ended).tolist():
+            request = self.table.request(int(rows[index]))
+            status = (
+                RequestStatus.FINISHED_STOPPED if stopped[index] else RequestStatus.FINISHED_LENGTH_CAPPED
+            )
+            self._life.end(request, status)
+            finished.append(FinishedRequest(request, status))
+        return tuple(finished)
+
+    def _check_results(
+        self, output: SchedulerOutput, sampled_token_ids: NDArray[np.int32] | Sequence[int]
+    ) -> NDArray[np.int32]:
+        if not self._in_flight or self._in_flight[0] is not output:
+            oldest = f"step {self._in_flight[0].step}" if self._in_flight else "no step"
+            raise JaxkvError(f"results of step {output.step} arrived, but {oldest} is the oldest in flight")
+        tokens = np.asarray(sampled_token_ids, np.int32)
+        if tokens.shape != (len(output.sampling),):
+            raise JaxkvError(
+                f"step {output.step} samples {len(output.sampling)} tokens, got an array of shape "
+                f"{tokens.shape}"
+            )
+        if len(tokens) and tokens.min() < 0:
+            index = int(tokens.argmin())
+            raise JaxkvError(f"token id {tokens[index]} at index {index} of step {output.step} is negative")
+        return tokens
+
+    def _emit(self, draft: StepDraft) -> SchedulerOutput:
+        """The draft as arrays; the rows' counters move on as if the step had run."""
+        table = self.table
+        rows = _joined(draft.decodes)
+        num_decodes = len(rows)
+        num_scheduled = self._ones[:num_decodes]
+        if draft.chunk_rows:
+            rows = np.concatenate([rows, np.array(draft.chunk_rows, np.int32)])
+            num_scheduled = np.concatenate([num_scheduled, np.array(draft.chunk_sizes, np.int32)])
+        before = table.num_computed[rows]
+        after = before + num_scheduled
+        samples = after == table.num_tokens[rows] + table.num_placeholders[rows]
+        table.num_computed[rows] = after
+        table.last_step[rows] = self._next_step
+        sampling = rows if samples.all() else rows[samples]
+        table.prefilling[sampling] = False
+        output = SchedulerOutput(
+            step=self._next_step,
+            rows=rows,
+            epochs=table.epoch[rows],
+            num_scheduled=num_scheduled,
+            num_computed=before.astype(np.int32),
+            samples=samples,
+            request_ids=table.request_ids[rows],
+            num_decodes=num_decodes,
+            total_num_scheduled_tokens=num_decodes + sum(draft.chunk_sizes),
+            admitted=tuple(draft.admitted),
+            preempted=tuple(draft.preempted),
+            finished=tuple(self._life.newly_finished),
+        )
+        table.add_placeholders(sampling)
+        self._life.newly_finished.clear()
+        self._next_step += 1
+        return output
+
+
+def _joined(pieces: Sequence[NDArray[np.int32]]) -> NDArray[np.int32]:
+    if len(pieces) == 1:
+        return pieces[0]
+    return np.concatenate(pieces) if pieces else np.empty(0, np.int32)

@@ -1,0 +1,194 @@
+"""Puts one step together: which rows, how many tokens each, who is admitted, who loses its blocks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkv.request import Request
+from jaxkv.scheduling.admission import Admission
+from jaxkv.scheduling.chunks import chunk_end
+from jaxkv.scheduling.config import SchedulerConfig
+from jaxkv.scheduling.lifecycle import Lifecycle
+
+if TYPE_CHECKING:
+    from jaxkv.cache_manager import KVCacheManager
+
+
+@dataclass
+class StepDraft:
+    """The rows chosen so far.
+
+    decodes: rows of one token each, in pieces. chunk_rows, chunk_sizes: the others and their tokens.
+    prefilling: rows of this step that were reading their prompt before it, whatever their number of tokens.
+    stalled: whether some running row found no block and waits.
+    """
+
+    budget: int
+    decodes: list[NDArray[np.int32]] = field(default_factory=list)
+    chunk_rows: list[int] = field(default_factory=list)
+    chunk_sizes: list[int] = field(default_factory=list)
+    admitted: list[str] = field(default_factory=list)
+    preempted: list[str] = field(default_factory=list)
+    stalled: bool = False
+
+    def add_chunk(self, row: int, size: int) -> None:
+        self.budget -= size
+        if size == 1:
+            self.decodes.append(np.array([row], np.int32))
+        else:
+            self.chunk_rows.append(row)
+            self.chunk_sizes.append(size)
+
+
+class StepBuilder:
+    """Builds the steps of one scheduler. Holds nothing from one step to the next but what saves a useless
+    retry.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        cache_manager: "KVCacheManager",
+        lifecycle: Lifecycle,
+        admission: Admission,
+    ) -> None:
+        self._config = config
+        self._kv = cache_manager
+        self._life = lifecycle
+        self._table = lifecycle.table
+        self._admission = admission
+        self._refused: tuple[object, ...] | None = None
+
+    def build(self) -> StepDraft:
+        self._kv.new_step_starts()
+        draft = StepDraft(self._config.max_num_batched_tokens)
+        self._continue_running(draft)
+        if not draft.preempted and not draft.stalled:
+            self._admit_waiting(draft)
+        return draft
+
+    # Running rows
+
+    def _continue_running(self, draft: StepDraft) -> None:
+        running = self._life.running.rows
+        rows = self._rows_with_work(running)
+        prefilling = np.flatnonzero(self._table.prefilling[rows])
+        draft.budget -= len(rows) - len(prefilling)
+        cursor = _Cursor(rows, len(rows), ends_soon=len(rows) < len(running))
+        for index in prefilling.tolist():
+            self._schedule_decodes(draft, cursor, index)
+            self._schedule_chunk(draft, cursor)
+        self._schedule_decodes(draft, cursor, len(rows))
+
+    def _rows_with_work(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Without those whose last token is already on its way (only where steps overlap)."""
+        if not self._config.async_scheduling:
+            return rows
+        table = self._table
+        wanted = table.num_tokens[rows] + table.num_placeholders[rows] < table.max_total[rows]
+        return rows if wanted.all() else rows[wanted]
+
+    def _schedule_decodes(self, draft: StepDraft, cursor: "_Cursor", stop: int) -> None:
+        """One token for every row from the cursor up to index `stop`."""
+        while cursor.index < min(stop, cursor.limit):
+            rows = cursor.rows[cursor.index : min(stop, cursor.limit)]
+            done = self._kv.allocate_decodes(rows, self._table.num_computed[rows] + 1).num_done
+            if done:
+                draft.decodes.append(rows[:done])
+                cursor.index += done
+            if done < len(rows) and not self._make_room(draft, cursor):
+                cursor.index += 1
+
+    def _schedule_chunk(self, draft: StepDraft, cursor: "_Cursor") -> None:
+        """The next tokens of the prompt that the row at the cursor is reading."""
+        if cursor.index >= cursor.limit or draft.budget == 0:
+            cursor.index += 1
+            return
+        row = int(cursor.rows[cursor.index])
+        request = self._table.request(row)
+        start = request.num_computed_tokens
+        size = self._chunk_size(request, start, draft.budget)
+        while self._kv.allocate_slots(request, size) is None:
+            if not self._make_room(draft, cursor):
+                break
+        else:
+            draft.add_chunk(row, size)
+        cursor.index += 1
+
+    def _make_room(self, draft: StepDraft, cursor: "_Cursor") -> bool:
+        """Takes the blocks of the latest arrival. False: the row at the cursor has to wait.
+
+        It waits where it is itself the latest, and where blocks are about to come back anyway.
+        """
+        if cursor.index == cursor.limit - 1 or cursor.ends_soon or self._life.frees_pending:
+            draft.stalled = True
+            return False
+        cursor.limit -= 1
+        draft.preempted.append(self._life.preempt(int(cursor.rows[cursor.limit])).request_id)
+        if self._life.frees_pending:
+            draft.stalled = True
+            return False
+        return True
+
+    def _chunk_size(self, request: Request, start: int, budget: int) -> int:
+        end = request.num_tokens
+        limit = min(end, start + budget)
+        threshold = self._config.long_prefill_token_threshold
+        if threshold and len(self._life) > 1:
+            limit = min(limit, start + threshold)
+        keep: Sequence[int] = self._kv.checkpoint_positions(request)
+        return chunk_end(start, limit, end, self._kv.chunk_alignment, keep) - start
+
+    # Waiting requests
+
+    def _admit_waiting(self, draft: StepDraft) -> None:
+        skipped: set[str] = set()
+        while draft.budget and len(self._life.running) < self._config.max_num_seqs:
+            request = next((r for r in self._life.waiting if r.request_id not in skipped), None)
+            if request is None:
+                return
+            if request.row is not None:
+                # Preempted while a step was in flight: it still holds the blocks of that step.
+                skipped.add(request.request_id)
+                continue
+            state = self._retry_state(request)
+            if state == self._refused:
+                return
+            hit = self._kv.get_computed_blocks(request)
+            if hit.pending:
+                # Its prefix ends in a state that this very step computes.
+                skipped.add(request.request_id)
+                continue
+            size = self._chunk_size(request, hit.num_tokens, draft.budget)
+            fits = self._admission.fits(request, hit, self._prefilling(), idle=not len(self._life.running))
+            if not fits or self._kv.allocate_slots(request, size, hit=hit) is None:
+                self._refused = state
+                return
+            row = self._life.admit(request, hit.num_tokens)
+            draft.admitted.append(request.request_id)
+            draft.add_chunk(row, size)
+
+    def _prefilling(self) -> list[Request]:
+        """Running requests that are still reading their prompt."""
+        rows = self._life.running.rows
+        return [self._table.request(row) for row in rows[self._table.prefilling[rows]].tolist()]
+
+    def _retry_state(self, request: Request) -> tuple[object, ...]:
+        """What an admission depends on. While it stays the same, a refused request would be refused again."""
+        return ()
+
+
+@dataclass
+class _Cursor:
+    """A walk over `rows`, oldest first. Rows from `limit` on have lost their blocks.
+
+    ends_soon: running rows that are not in `rows` will end with the next results, and give their blocks back.
+    """
+
+    rows: NDArray[np.int32]
+    limit: int
+    ends_soon: bool
+    index: int = 0
