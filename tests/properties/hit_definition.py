@@ -5,10 +5,12 @@ A group can serve a prefix of L tokens if it holds, for exactly this prefix,
 - a window of W: the blocks of [L - W + 1, L);
 - chunked local attention of C: the blocks of [L // C * C, L);
 - a recurrent state: the state after exactly L tokens.
-The hit of a prompt of n tokens is the largest aligned L <= n - 1 that every group can serve.
+The hit of a prompt of n tokens is the largest L <= n - 1 that every group can serve, of those that prefix
+hashes can tell (multiples of the hash block). A block of which only a part is needed serves whole or not at
+all, unless hits inside a block are on (then it is copied).
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -31,25 +33,40 @@ class GroupRule:
         raise ValueError(self.kind)
 
     def blocks_needed(self, length: int) -> list[int]:
-        """Indices of the blocks that a prefix of `length` tokens needs; `length` is a multiple of the block."""
+        """Indices of the blocks that a prefix of `length` tokens needs."""
         if length == 0:
             return []
+        last = (length - 1) // self.block_size
         if self.kind == "mamba":
-            return [length // self.block_size - 1]
+            return [last]
         first = self.first_needed_token(length)
-        return [index for index in range(length // self.block_size) if (index + 1) * self.block_size > first]
+        return [
+            index for index in range(last + 1) if (index + 1) * self.block_size > first and first < length
+        ]
 
-    def serves(self, length: int, cached: set[int]) -> bool:
-        """Whether the group can serve the prefix; `cached`: indices of its blocks cached for this prompt."""
-        return all(index in cached for index in self.blocks_needed(length))
+    def serves(self, length: int, held: Mapping[int, int], inside: bool = False) -> bool:
+        """Whether the group can serve the prefix.
+
+        held: by index of this prompt's blocks, how many leading tokens of it some cached block holds (for a
+        recurrent group: the block size, where the state at the block's end is cached).
+        inside: whether a hit may end inside a block.
+        """
+        size, needed = self.block_size, self.blocks_needed(length)
+        if length % size and needed and (self.kind == "mamba" or not inside):
+            return False
+        return all(held.get(i, 0) >= min(size, length - i * size) for i in needed)
 
 
 def longest_hit(
-    rules: Sequence[GroupRule], cached: Sequence[set[int]], num_tokens: int, alignment: int
+    rules: Sequence[GroupRule],
+    held: Sequence[Mapping[int, int]],
+    num_tokens: int,
+    hash_block: int,
+    inside: bool = False,
 ) -> int:
-    """The largest multiple of `alignment` below `num_tokens` that every group can serve."""
+    """The largest multiple of `hash_block` below `num_tokens` that every group can serve."""
     best = 0
-    for length in range(0, num_tokens, alignment):
-        if all(rule.serves(length, blocks) for rule, blocks in zip(rules, cached, strict=True)):
+    for length in range(0, num_tokens, hash_block):
+        if all(rule.serves(length, blocks, inside) for rule, blocks in zip(rules, held, strict=True)):
             best = length
     return best

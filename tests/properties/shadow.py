@@ -1,11 +1,13 @@
 """A shadow of what the device's pages hold: which prefix of tokens stands behind every slot of every block.
 
-A step writes its tokens where the tables say and reads what its layers need; the shadow checks that each thing
-read is exactly what this request's own tokens would have written. A wrong hit, a block freed too early, a write into
-a block that another request still reads, a state handed over wrongly: all end in a slot with the wrong prefix.
+A step writes its tokens where the tables say and reads what its layers need; the shadow checks that each
+thing read is exactly what this request's own tokens would have written. A wrong hit, a block freed too early,
+a write into a block that another request still reads, a state handed over wrongly: all end in a slot with the
+wrong prefix.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,29 +21,31 @@ class PrefixIds:
     """Numbers prefixes: two sequences get one number if and only if they are equal, extra keys included."""
 
     def __init__(self) -> None:
-        self._next: dict[tuple[int, int], int] = {}
-        self._roots: dict[object, int] = {}
-        self._count = 0
+        self._numbers: dict[tuple[object, int], int] = {}
 
-    def root(self, key: object) -> int:
-        """The empty prefix under extra keys (a cache salt, an adapter): different keys share nothing."""
-        return self._roots.setdefault(key, self._new() if key not in self._roots else 0)
-
-    def extend(self, prefix: int, tokens: Sequence[int]) -> list[int]:
-        """The ids after each of the tokens."""
+    def of(self, key: object, tokens: Iterable[int]) -> np.ndarray:
+        """int64[n]: the ids after each of n tokens, under extra keys (a salt, an adapter)."""
+        prefix = self._number(("root", key), -1)
         ids = []
         for token in tokens:
-            key = (prefix, int(token))
-            found = self._next.get(key)
-            if found is None:
-                found = self._next[key] = self._new()
-            prefix = found
+            prefix = self._number(prefix, token)
             ids.append(prefix)
-        return ids
+        return np.array(ids, dtype=np.int64)
 
-    def _new(self) -> int:
-        self._count += 1
-        return self._count
+    def _number(self, prefix: object, token: int) -> int:
+        return self._numbers.setdefault((prefix, token), len(self._numbers))
+
+
+class StepRow(NamedTuple):
+    """One request's part of a step: it computes tokens [start, stop).
+
+    tables: by group, its blocks by position (0: null). prefixes: int64[>= stop], the id after each token.
+    """
+
+    tables: Sequence[Sequence[int]]
+    prefixes: np.ndarray
+    start: int
+    stop: int
 
 
 class Shadow:
@@ -59,18 +63,31 @@ class Shadow:
         """What blocks held is gone: they were handed out anew."""
         self.contents[np.asarray(blocks, dtype=np.int64)] = POISON
 
-    def check_readable(self, tables: Sequence[Sequence[int]], prefixes: np.ndarray, start: int) -> None:
-        """Asserts that a step that begins after `start` tokens finds what every group needs.
+    def copy(self, source: int, target: int) -> None:
+        self.contents[target] = self.contents[source]
 
-        tables: by group, the blocks by position (0: null). prefixes: int64[>= start], the id after each token.
-        """
+    def run_step(self, rows: Sequence[StepRow]) -> None:
+        """States are read, everything is written, then attention reads, as in a layer on the device."""
+        for row in rows:
+            self.check_readable(row.tables, row.prefixes, row.start, kinds="state")
+        for row in rows:
+            self._write(row)
+        for row in rows:
+            self.check_readable(row.tables, row.prefixes, row.start, kinds="attention")
+
+    def check_readable(
+        self, tables: Sequence[Sequence[int]], prefixes: np.ndarray, start: int, kinds: str = "all"
+    ) -> None:
+        """Asserts that a step that begins after `start` tokens finds what every group needs."""
+        if start == 0:
+            return
         for group, rule in enumerate(self.rules):
-            table = np.asarray(tables[group], dtype=np.int64)
-            if start == 0:
+            if rule.kind == "scratch" or kinds == ("attention" if rule.kind == "mamba" else "state"):
                 continue
+            table = np.asarray(tables[group], dtype=np.int64)
             if rule.kind == "mamba":
                 block = table[(start - 1) // rule.block_size]
-                assert block != 0, f"group {group}: the state after {start} tokens is not in the table"
+                assert block != 0, f"group {group}: the state after {start} tokens is not in {table.tolist()}"
                 assert self.contents[block, 0] == prefixes[start - 1], (
                     f"group {group}: block {block} does not hold the state after {start} tokens"
                 )
@@ -79,51 +96,51 @@ class Shadow:
             if not len(positions):
                 continue
             blocks = table[positions // rule.block_size]
-            assert (blocks != 0).all(), f"group {group}: needed tokens below {start} have no block in {table}"
+            assert (blocks != 0).all(), (
+                f"group {group}: tokens below {start} have no block in {table.tolist()}"
+            )
             held = self.contents[blocks, positions % rule.block_size]
             wrong = positions[held != prefixes[positions]]
             assert not len(wrong), (
                 f"group {group} ({rule.kind}): positions {wrong.tolist()} below {start} hold other tokens; "
-                f"blocks {table.tolist()}"
+                f"table {table.tolist()}"
             )
 
-    def write(self, tables: Sequence[Sequence[int]], prefixes: np.ndarray, start: int, stop: int) -> None:
-        """A step computes tokens [start, stop): attention writes each, a recurrent group its last state."""
+    def _write(self, row: StepRow) -> None:
+        """Attention writes each token, a recurrent group its last state."""
+        start, stop = row.start, row.stop
         for group, rule in enumerate(self.rules):
-            table = np.asarray(tables[group], dtype=np.int64)
+            table = np.asarray(row.tables[group], dtype=np.int64)
+            if rule.kind == "scratch":
+                continue
             if rule.kind == "mamba":
                 block = table[(stop - 1) // rule.block_size]
-                assert block != 0, (
-                    f"group {group}: no block for the state after {stop} tokens in {table.tolist()}"
-                )
-                self.contents[block, 0] = prefixes[stop - 1]
+                assert block != 0, f"group {group}: no block for the state after {stop} in {table.tolist()}"
+                self.contents[block, 0] = row.prefixes[stop - 1]
                 continue
             positions = np.arange(start, stop)
             blocks = table[positions // rule.block_size]
-            needed = blocks[positions >= rule.first_needed_token(stop)]
-            assert (needed != 0).all(), (
+            assert (blocks != 0).all(), (
                 f"group {group}: tokens {start}..{stop} have no block in {table.tolist()}"
             )
-            real = blocks != 0
-            self.contents[blocks[real], positions[real] % rule.block_size] = prefixes[positions[real]]
+            self.contents[blocks, positions % rule.block_size] = row.prefixes[positions]
 
-    def cached_indices(self, group: int, prefixes: np.ndarray, cached_blocks: Mapping[int, int]) -> set[int]:
-        """Indices of this prompt's blocks whose content some cached block of the group holds in full.
+    def held(self, group: int, prefixes: np.ndarray, blocks: Sequence[int]) -> Mapping[int, int]:
+        """By index of a prompt's blocks: how many leading tokens of it the best of `blocks` holds, if any.
 
-        cached_blocks: block id -> group of every block that the pool offers for hits.
+        blocks: the blocks of the group that may be used for hits. A state counts as a whole block.
         """
-        rule = self.rules[group]
-        size = rule.block_size
-        mine = [block for block, owner in cached_blocks.items() if owner == group]
-        if not mine:
-            return set()
-        held = self.contents[mine]
-        found = set()
-        for index in range(len(prefixes) // size):
-            wanted = prefixes[index * size : (index + 1) * size]
-            same = (
-                held[:, 0] == wanted[-1] if rule.kind == "mamba" else (held[:, :size] == wanted).all(axis=1)
-            )
-            if same.any():
-                found.add(index)
+        rule, found = self.rules[group], {}
+        if not len(blocks):
+            return found
+        contents = self.contents[np.asarray(blocks, dtype=np.int64)]
+        for index in range(-(-len(prefixes) // rule.block_size)):
+            wanted = prefixes[index * rule.block_size : (index + 1) * rule.block_size]
+            if rule.kind == "mamba":
+                if len(wanted) == rule.block_size and (contents[:, 0] == wanted[-1]).any():
+                    found[index] = rule.block_size
+                continue
+            same = np.cumprod(contents[:, : len(wanted)] == wanted, axis=1).sum(axis=1).max()
+            if same:
+                found[index] = int(same)
         return found

@@ -7,8 +7,9 @@ from tests.properties.hit_definition import GroupRule, longest_hit
 FULL = GroupRule("full", 4)
 
 
-def hit(rules: list[GroupRule], cached: list[set[int]], num_tokens: int, alignment: int = 4) -> int:
-    return longest_hit(rules, cached, num_tokens, alignment)
+def hit(rules: list[GroupRule], cached: list[set[int]], num_tokens: int, hash_block: int = 4) -> int:
+    held = [dict.fromkeys(blocks, rule.block_size) for rule, blocks in zip(rules, cached, strict=True)]
+    return longest_hit(rules, held, num_tokens, hash_block)
 
 
 @pytest.mark.parametrize(("num_tokens", "expected"), [(16, 12), (17, 16), (1, 0), (100, 16)])
@@ -52,5 +53,18 @@ def test_a_recurrent_group_needs_the_state_at_the_end_alone() -> None:
 
 def test_unequal_blocks_meet_on_common_boundaries() -> None:
     rules = [GroupRule("full", 8), GroupRule("sliding_window", 4, 9)]
-    assert hit(rules, [{0, 1, 2, 3, 4}, set(range(10))], 43, alignment=8) == 40
-    assert hit(rules, [{0, 1, 2, 3, 4}, set(range(10)) - {8}], 43, alignment=8) == 32
+    assert hit(rules, [{0, 1, 2, 3, 4}, set(range(10))], 43) == 40
+    assert hit(rules, [{0, 1, 2, 3, 4}, set(range(10)) - {8}], 43) == 32
+
+
+def test_inside_a_block_a_hit_ends_where_its_content_does() -> None:
+    held = [{0: 4, 1: 4, 2: 3}]
+    assert longest_hit([FULL], held, 12, 1, inside=True) == 11
+    assert longest_hit([FULL], held, 12, 2, inside=True) == 10
+    assert longest_hit([FULL], held, 12, 1, inside=False) == 8
+    assert longest_hit([FULL, GroupRule("mamba", 4)], [*held, {1: 4}], 12, 1, inside=True) == 8
+
+
+def test_a_group_that_needs_nothing_does_not_hold_to_its_blocks() -> None:
+    assert longest_hit([FULL, GroupRule("sliding_window", 8, 1)], [{0: 4, 1: 4, 2: 4}, {}], 40, 4) == 12
+    assert longest_hit([FULL, GroupRule("sliding_window", 8, 2)], [{0: 4, 1: 4, 2: 4}, {0: 8}], 40, 4) == 8
