@@ -74,8 +74,10 @@ def read_gguf_metadata(path: Path) -> dict[str, Any]:
     with path.open("rb") as file:
         try:
             return _read(file, path)
-        except (struct.error, EOFError):
+        except (struct.error, EOFError, OverflowError, OSError):
             raise JaxkvError(f"{path}: the file breaks off within its metadata") from None
+        except RecursionError:
+            raise JaxkvError(f"{path}: an array of the metadata is nested too deep") from None
         except UnicodeDecodeError as error:
             raise JaxkvError(f"{path}: a string of the metadata is no UTF-8 text ({error.reason})") from None
 

@@ -126,7 +126,7 @@ def longest_fitting(groups: Sequence[CacheGroup], limits: RequestLimits, usable_
 class SteadyConcurrency(NamedTuple):
     """Requests that decode at once while the tokens in flight are shared among them.
 
-    requests: how many fit; the fraction says how much of a further one would.
+    requests: how many fit; the fraction says how much of what a further one takes is left.
     blocks_per_request: blocks of one, by group, with one token in flight.
     reserved_blocks: blocks held back once, for all tokens in flight beyond one a request.
     """
@@ -150,17 +150,21 @@ def steady_concurrency(plan: CachePlan, num_tokens: int | None = None) -> Steady
         return SteadyConcurrency(math.inf, steady, 0)
 
     def reserved(count: int) -> int:
-        return sum(_in_flight_reserve(group, limits, count) for group in plan.groups)
+        return sum(in_flight_reserve(group, limits, count) for group in plan.groups)
 
-    count = plan.usable_blocks // per_request
-    while count > 1 and count * per_request + reserved(count) > plan.usable_blocks:
-        over = count * per_request + reserved(count) - plan.usable_blocks
-        count = max(count - max(over // per_request, 1), 1)
-    held = reserved(max(count, 1))
-    return SteadyConcurrency(max(plan.usable_blocks - held, 0) / per_request, steady, held)
+    def held(count: int) -> int:
+        return count * per_request + reserved(count) if count else 0
+
+    # One request more takes one token from the spare ones: it lowers the reserve by less than it holds itself.
+    fitting, too_many = 0, plan.usable_blocks // per_request + 1
+    while too_many - fitting > 1:
+        middle = (fitting + too_many) // 2
+        fitting, too_many = (middle, too_many) if held(middle) <= plan.usable_blocks else (fitting, middle)
+    partial = (plan.usable_blocks - held(fitting)) / (held(fitting + 1) - held(fitting))
+    return SteadyConcurrency(fitting + partial, steady, reserved(max(fitting, 1)))
 
 
-def _in_flight_reserve(group: CacheGroup, limits: RequestLimits, num_requests: int) -> int:
+def in_flight_reserve(group: CacheGroup, limits: RequestLimits, num_requests: int) -> int:
     """The most blocks that `num_requests` requests together hold beyond their steady ones.
 
     Each has one token in flight; the remaining tokens go where they cost most blocks: first the few that make

@@ -25,15 +25,19 @@ Layers = Mapping[str, KVCacheSpec]
 def without_hybrid_manager(layers: Layers) -> dict[str, KVCacheSpec]:
     """The layers as one type: what `disable_hybrid_kv_cache_manager` asks for.
 
-    Layers that decode context parallelism spreads and those that it copies are promoted apart. Raises
+    Attention that decode context parallelism copies to every rank is promoted apart from the rest. Raises
     JaxkvError where that is impossible (recurrent layers, windows without any full attention layer).
     """
     result = dict(layers)
-    for spread in (True, False):
-        part = {name: spec for name, spec in layers.items() if is_context_parallel(spec) == spread}
+    for copied in (True, False):
+        part = {name: spec for name, spec in layers.items() if _is_copied(spec) == copied}
         if part:
             result.update(promoted(part))
     return result
+
+
+def _is_copied(spec: KVCacheSpec) -> bool:
+    return isinstance(spec, AttentionSpec) and not is_context_parallel(spec)
 
 
 def promoted(layers: Layers) -> dict[str, KVCacheSpec]:
