@@ -73,8 +73,8 @@ def read_gguf_metadata(path: Path) -> dict[str, Any]:
     """All scalar and string entries of the file's metadata."""
     with path.open("rb") as file:
         try:
-            return _read(file, path)
-        except (struct.error, EOFError, OverflowError, OSError):
+            return _Reader(file, path).entries()
+        except EOFError:
             raise JaxkvError(f"{path}: the file breaks off within its metadata") from None
         except RecursionError:
             raise JaxkvError(f"{path}: an array of the metadata is nested too deep") from None
@@ -82,51 +82,62 @@ def read_gguf_metadata(path: Path) -> dict[str, Any]:
             raise JaxkvError(f"{path}: a string of the metadata is no UTF-8 text ({error.reason})") from None
 
 
-def _read(file: BinaryIO, path: Path) -> dict[str, Any]:
-    if file.read(4) != MAGIC:
-        raise JaxkvError(f"{path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
-    version = _scalar(file, "<I")
-    if version not in (2, 3):
-        raise JaxkvError(f"{path}: GGUF version {version} is not one of 2 and 3 (little-endian)")
-    _scalar(file, "<Q")  # number of tensors
-    count = _scalar(file, "<Q")
-    entries = {}
-    for _ in range(count):
-        key = _string(file)
-        value_type = _scalar(file, "<I")
-        value = _value(file, value_type, path)
-        if value is not None:
-            entries[key] = value
-    return entries
+class _Reader:
+    """Walks through the metadata. EOFError means that the file ends before it should."""
 
+    def __init__(self, file: BinaryIO, path: Path) -> None:
+        self._file = file
+        self._path = path
+        self._size = path.stat().st_size
 
-def _value(file: BinaryIO, value_type: int, path: Path) -> Any:
-    """One value; None for an array, which is skipped."""
-    if value_type in _SCALARS:
-        return _scalar(file, _SCALARS[value_type])
-    if value_type == _STRING:
-        return _string(file)
-    if value_type != _ARRAY:
-        raise JaxkvError(f"{path}: unknown type {value_type} of a metadata value")
-    element_type, count = _scalar(file, "<I"), _scalar(file, "<Q")
-    if element_type in _SCALARS:
-        file.seek(struct.calcsize(_SCALARS[element_type]) * count, 1)
-    else:
+    def entries(self) -> dict[str, Any]:
+        if self._file.read(len(MAGIC)) != MAGIC:
+            raise JaxkvError(f"{self._path} is not a GGUF file: it does not begin with {MAGIC.decode()}")
+        version = self._scalar("<I")
+        if version not in (2, 3):
+            raise JaxkvError(f"{self._path}: GGUF version {version} is not one of 2 and 3 (little-endian)")
+        self._scalar("<Q")  # number of tensors
+        found = {}
+        for _ in range(self._scalar("<Q")):
+            key = self._string()
+            value = self._value(self._scalar("<I"))
+            if value is not None:
+                found[key] = value
+        return found
+
+    def _value(self, value_type: int) -> Any:
+        """One value; None for an array, which is skipped."""
+        if value_type in _SCALARS:
+            return self._scalar(_SCALARS[value_type])
+        if value_type == _STRING:
+            return self._string()
+        if value_type != _ARRAY:
+            raise JaxkvError(f"{self._path}: unknown type {value_type} of a metadata value")
+        element_type, count = self._scalar("<I"), self._scalar("<Q")
+        if element_type in _SCALARS:
+            self._skip(struct.calcsize(_SCALARS[element_type]) * count)
+            return None
         for _ in range(count):
             if element_type == _STRING:
-                file.seek(_scalar(file, "<Q"), 1)
+                self._skip(self._scalar("<Q"))
             else:
-                _value(file, element_type, path)
-    return None
+                self._value(element_type)
+        return None
 
+    def _scalar(self, layout: str) -> Any:
+        size = struct.calcsize(layout)
+        data = self._file.read(size)
+        if len(data) < size:
+            raise EOFError
+        return struct.unpack(layout, data)[0]
 
-def _scalar(file: BinaryIO, layout: str) -> Any:
-    return struct.unpack(layout, file.read(struct.calcsize(layout)))[0]
+    def _string(self) -> str:
+        length = self._scalar("<Q")
+        if length > self._size - self._file.tell():
+            raise EOFError
+        return self._file.read(length).decode("utf-8")
 
-
-def _string(file: BinaryIO) -> str:
-    length = _scalar(file, "<Q")
-    data = file.read(min(length, 1 << 20))
-    if len(data) < length:
-        raise EOFError
-    return data.decode("utf-8")
+    def _skip(self, size: int) -> None:
+        if size > self._size - self._file.tell():
+            raise EOFError
+        self._file.seek(size, 1)

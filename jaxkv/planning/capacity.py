@@ -155,7 +155,7 @@ def steady_concurrency(plan: CachePlan, num_tokens: int | None = None) -> Steady
     def held(count: int) -> int:
         return count * per_request + reserved(count) if count else 0
 
-    # One request more takes one token from the spare ones: it lowers the reserve by less than it holds itself.
+    # A request more takes one token from the spare ones, and so lowers the reserve by no more than it holds.
     fitting, too_many = 0, plan.usable_blocks // per_request + 1
     while too_many - fitting > 1:
         middle = (fitting + too_many) // 2

@@ -64,10 +64,9 @@ def test_the_file_is_known_by_its_beginning_too(tmp_path: Path) -> None:
     assert find_config(str(write(tmp_path / "weights", gguf(*GEMMA3)))).config["head_dim"] == 256
 
 
-@pytest.mark.parametrize("length", [3, 10, 30, 60, 150, 300])
+@pytest.mark.parametrize("length", [3, 10, 30, 60, 150, 300, -1])
 def test_a_file_cut_off_within_its_metadata_is_refused(tmp_path: Path, length: int) -> None:
     data = gguf(*GEMMA3)
-    assert length < len(data)
     with pytest.raises(JaxkvError, match=r"breaks off within its metadata|is not a GGUF file"):
         gguf_config(write(tmp_path / "cut.gguf", data[:length]))
 
@@ -81,8 +80,8 @@ def test_a_file_cut_off_within_its_metadata_is_refused(tmp_path: Path, length: i
         (gguf(entry("general.architecture", 8, text("mpt"))), "unknown general.architecture 'mpt'"),
         (gguf(), "unknown general.architecture None"),
         (gguf(entry("a", 8, struct.pack("<Q", 2**60))), "breaks off"),
-        (gguf(entry("a", 9, struct.pack("<IQ", 10, 2**62)), u32("b", 1)), "breaks off"),
-        (gguf(entry("a", 9, struct.pack("<IQ", 9, 1) * 5000)), "breaks off|nested"),
+        (gguf(entry("a", 9, struct.pack("<IQ", 10, 2**62))), "breaks off"),
+        (gguf(entry("a", 9, struct.pack("<IQ", 9, 1) * 5000)), "nested too deep"),
         (gguf(entry("a", 8, struct.pack("<Q", 1) + b"\xff")), "no UTF-8"),
     ],
 )
