@@ -164,6 +164,18 @@ def steady_concurrency(plan: CachePlan, num_tokens: int | None = None) -> Steady
     return SteadyConcurrency(fitting + partial, steady, reserved(max(fitting, 1)))
 
 
+def longest_at_once(plan: CachePlan, num_requests: int) -> int:
+    """Tokens that each of `num_requests` decoding requests may have so that all fit; 0: not even one."""
+    longest, too_long = 0, plan.max_model_len + 1
+    while too_long - longest > 1:
+        middle = (longest + too_long) // 2
+        if steady_concurrency(plan, middle).requests >= num_requests:
+            longest = middle
+        else:
+            too_long = middle
+    return longest
+
+
 def in_flight_reserve(group: CacheGroup, limits: RequestLimits, num_requests: int) -> int:
     """The most blocks that `num_requests` requests together hold beyond their steady ones.
 

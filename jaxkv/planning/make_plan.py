@@ -72,6 +72,7 @@ def make_stage_plans(
             hash_block_size=block_sizes.hash_block_size,
             scheduler_block_size=block_sizes.scheduler_block_size,
             hits_below_blocks=config.prefix_match_unit is not None,
+            max_num_seqs=config.max_num_seqs,
             notes=notes,
         )
         for groups, (page, slots) in zip(per_stage, pools, strict=True)
@@ -96,6 +97,7 @@ def plan_from_groups(groups: Sequence[CacheGroup], num_blocks: int, config: Plan
         hash_block_size=block_sizes.hash_block_size,
         scheduler_block_size=block_sizes.scheduler_block_size,
         hits_below_blocks=config.prefix_match_unit is not None,
+        max_num_seqs=config.max_num_seqs,
     )
 
 

@@ -69,6 +69,7 @@ class CachePlan:
     hash_block_size: tokens one prefix hash covers; every cacheable group's block is a whole number of them.
     scheduler_block_size: tokens on whose multiples every group's block ends.
     hits_below_blocks: a hit may end inside a block, on any hash block (`prefix_match_unit` was given).
+    max_num_seqs: requests that the engine runs at a time at the most. The pool need not hold so many.
     notes: decisions and warnings worth telling a user, one sentence each.
     """
 
@@ -81,6 +82,7 @@ class CachePlan:
     hash_block_size: int
     scheduler_block_size: int
     hits_below_blocks: bool = False
+    max_num_seqs: int = 128
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

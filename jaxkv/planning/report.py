@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxkv.planning.capacity import steady_concurrency
+from jaxkv.planning.capacity import longest_at_once, steady_concurrency
 from jaxkv.planning.plan import CacheGroup, CachePlan
 from jaxkv.planning.waste import Waste, waste_by_group, waste_of
 from jaxkv.specs import KVCacheSpec
@@ -36,6 +36,8 @@ def plan_report(plan: CachePlan) -> dict[str, Any]:
         "steady_concurrency": round(steady.requests, 4) if has_cache else None,
         "steady_blocks_per_request": list(steady.blocks_per_request),
         "reserved_in_flight_blocks": steady.reserved_blocks,
+        "max_num_seqs": plan.max_num_seqs,
+        "tokens_each_at_max_num_seqs": longest_at_once(plan, plan.max_num_seqs),
         "capacity_tokens": int(plan.concurrency * plan.max_model_len) if has_cache else None,
         "waste": [waste_report(waste_of(plan, length)) for length in lengths],
         "notes": list(plan.notes),

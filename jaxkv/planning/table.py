@@ -67,6 +67,10 @@ def _pool(report: dict[str, Any]) -> str:
             "at once, decoding",
             f"{report['steady_concurrency']:.2f} requests of {length}, {steady:,} blocks each",
         ),
+        (
+            f"{report['max_num_seqs']} requests",
+            f"up to {report['tokens_each_at_max_num_seqs']:,} tokens each",
+        ),
         ("capacity", f"{report['capacity_tokens']:,} tokens"),
         ("prefix hits", f"from {report['hit_alignment']} tokens on, in steps of {report['hit_alignment']}"),
     ]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jaxkv.errors import JaxkvError
 from jaxkv.planning import CacheGroup, PlanConfig, make_plan, plan_from_groups, steady_concurrency
-from jaxkv.planning.capacity import in_flight_reserve, longest_fitting
+from jaxkv.planning.capacity import in_flight_reserve, longest_at_once, longest_fitting
 from jaxkv.specs import KVCacheSpec
 from tests.planning.layers import PAGE, chunked, full, layers, mamba, window
 
@@ -29,6 +29,15 @@ def test_steady_concurrency_reserves_tokens_in_flight_once() -> None:
     assert steady.blocks_per_request == (10, 3)
     assert steady.reserved_blocks == 4
     assert math.floor(steady.requests) == 7
+
+
+def test_the_longest_length_that_many_requests_may_have() -> None:
+    # 99 usable blocks for 9 requests: 11 blocks each, of which the window takes 3 (31 + 1 tokens).
+    config = PlanConfig(max_model_len=160, max_num_batched_tokens=9, num_gpu_blocks_override=100)
+    plan = make_plan({"full": full(), "swa": window(32)}, config, 2**34)
+    assert longest_at_once(plan, 9) == 8 * 16
+    assert longest_at_once(plan, 50) == 0
+    assert longest_at_once(plan, 1) == 160
 
 
 def most_extra_blocks(spec: KVCacheSpec, limits: PlanConfig, num_requests: int) -> int:
