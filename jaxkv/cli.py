@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -17,7 +18,8 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand and returns the exit code: 0 done, 1 a check failed, 2 bad input, 130 interrupted."""
+    """Runs one subcommand and returns the exit code: 0 done, 1 a check failed, 2 bad input, 130 interrupted, 141 the reader of its
+    output went away."""
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="jaxkv", description="One pool of pages for hybrid models, in JAX.")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
@@ -35,6 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("jaxkv: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        # The reader (`| head`) has gone. Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 if __name__ == "__main__":
