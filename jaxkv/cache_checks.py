@@ -1,0 +1,102 @@
+"""What must hold before a cache can be right. Checked when it is built, with values, so that nothing fails
+later.
+"""
+
+from collections.abc import Sequence
+from math import lcm
+
+from jaxkv.errors import JaxkvError
+from jaxkv.planning.plan import CacheGroup, CachePlan
+from jaxkv.specs import (
+    AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    MambaSpec,
+    ScratchSpec,
+    SlidingWindowSpec,
+)
+
+
+def effective_block_size(group: CacheGroup, context_parallel_size: int) -> int:
+    """Tokens under one block id of all ranks together."""
+    spec = group.spec
+    if isinstance(spec, AttentionSpec) and spec.dcp_sharded:
+        return spec.block_size * context_parallel_size
+    return spec.block_size
+
+
+def hit_alignment(plan: CachePlan, *, fine_grained: bool) -> int:
+    """Tokens on whose multiples every group can serve a hit: where states are worth keeping.
+
+    The least common multiple of the blocks that must hit whole; rings, encoder outputs, recurrent states
+    (kept at any position) and windows of one token (which need nothing) do not count. One hash where blocks
+    may hit in part.
+    """
+    if fine_grained:
+        return plan.hash_block_size
+    sizes = [plan.hash_block_size]
+    for group in plan.groups:
+        spec = group.spec
+        needs_nothing = isinstance(spec, SlidingWindowSpec) and spec.num_retained_tokens == 0
+        if spec.prefix_cacheable and isinstance(spec, AttentionSpec) and not needs_nothing:
+            sizes.append(effective_block_size(group, plan.limits.decode_context_parallel_size))
+    return lcm(*sizes)
+
+
+def check_plan(
+    plan: CachePlan, *, enable_caching: bool, prefix_match_unit: int | None, drop_eagle_block: bool
+) -> None:
+    """Raises JaxkvError where the plan's groups cannot be served together as asked."""
+    if not plan.groups:
+        raise JaxkvError("the plan has no cache groups: there is nothing to manage")
+    _check_context_parallel(plan.groups, plan.limits.decode_context_parallel_size)
+    for index, group in enumerate(plan.groups):
+        if group.is_eagle_group and isinstance(group.spec, MambaSpec):
+            raise JaxkvError(
+                f"group {index} is an EAGLE group of recurrent layers: a recurrent state cannot give up its last "
+                "block, draft models must not have such layers"
+            )
+    if enable_caching:
+        _check_hashing(plan, prefix_match_unit)
+        _check_lookahead(plan, drop_eagle_block)
+
+
+def _check_context_parallel(groups: Sequence[CacheGroup], size: int) -> None:
+    if size == 1:
+        return
+    for index, group in enumerate(groups):
+        spec = group.spec
+        if isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec | ScratchSpec) and spec.dcp_sharded:
+            raise JaxkvError(
+                f"decode_context_parallel_size {size}: group {index} of kind {spec.kind!r} cannot be spread over "
+                "ranks; only full attention can, recurrent and replicated (dcp_sharded=False) groups are copied"
+            )
+
+
+def _check_hashing(plan: CachePlan, prefix_match_unit: int | None) -> None:
+    unit = plan.hash_block_size
+    if prefix_match_unit is not None and prefix_match_unit != unit:
+        raise JaxkvError(
+            f"prefix_match_unit {prefix_match_unit} is not the plan's hash block of {unit} tokens"
+        )
+    for index, group in enumerate(plan.groups):
+        size = effective_block_size(group, plan.limits.decode_context_parallel_size)
+        if group.spec.prefix_cacheable and isinstance(group.spec, AttentionSpec) and size % unit:
+            raise JaxkvError(
+                f"group {index} has blocks of {size} tokens, which is not a multiple of the hash block of {unit}"
+            )
+        if isinstance(group.spec, MambaSpec) and group.spec.mamba_cache_mode == "align" and size % unit:
+            raise JaxkvError(
+                f"group {index} keeps states every {size} tokens, which is not a multiple of the hash block of {unit}"
+            )
+
+
+def _check_lookahead(plan: CachePlan, drop_eagle_block: bool) -> None:
+    """Draft modules write cache entries that depend on later tokens; dropping one block must cover them."""
+    lookahead = plan.limits.num_lookahead_tokens
+    for index, group in enumerate(plan.groups):
+        size = effective_block_size(group, plan.limits.decode_context_parallel_size)
+        if drop_eagle_block and group.is_eagle_group and lookahead > size:
+            raise JaxkvError(
+                f"EAGLE group {index} drops one block of {size} tokens from a hit, which does not cover the "
+                f"{lookahead} tokens that its draft modules look ahead"
+            )

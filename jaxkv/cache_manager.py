@@ -1,0 +1,472 @@
+"""KVCacheManager: what a scheduler calls. Looks prompts up, gives out blocks, caches and frees them."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkv.cache_checks import check_plan, hit_alignment
+from jaxkv.cache_request import CacheRequest
+from jaxkv.copies import BlockCopies, PendingCopies
+from jaxkv.decode_allocation import DecodeAllocation, allocate_decodes
+from jaxkv.errors import JaxkvError
+from jaxkv.events import EventLog, KVCacheEvent
+from jaxkv.hashing import BlockHasher, make_hasher
+from jaxkv.hits import PrefixHit
+from jaxkv.integrity import check_integrity
+from jaxkv.lookup import PrefixLookup
+from jaxkv.managers import (
+    NEVER,
+    NO_PART,
+    HitPart,
+    MambaManager,
+    ManagerContext,
+    Row,
+    Span,
+    StepClock,
+    make_managers,
+)
+from jaxkv.metrics import PrefixCacheStats, Residency, ResidencySampler
+from jaxkv.planning.plan import CachePlan
+from jaxkv.pool import BlockPool
+from jaxkv.release import free_row, keep_end
+from jaxkv.retention import Retention
+from jaxkv.rows import CacheRows
+from jaxkv.specs import check_int
+
+
+class Allocation(NamedTuple):
+    """A request's room for a step. row: of the block tables. num_new_blocks: ids taken for it."""
+
+    row: int
+    num_new_blocks: int
+
+
+class KVCacheManager:
+    """Owns the block pool of one plan and the tables of all requests that hold blocks.
+
+    A request gets a row of the tables with its first `allocate_slots` and keeps it until `free`. Everything
+    completed
+    is cached as soon as it is full, and what a window or a recurrent state leaves behind is free at once:
+    rows that `allocate_decodes` did not have to look at catch up before anything could tell the difference.
+
+    plan: from jaxkv.planning. enable_caching: off, no block is ever shared.
+    hash_algo: a name of jaxkv.hashing.HASHERS.
+    retention_interval: 0 sparse, n tokens periodic, None dense; see jaxkv.retention.
+    prefix_match_unit: hits may end inside a block, at any multiple of this (the plan's hash block); the block
+    is then
+      copied (`take_block_copies`). None: whole blocks only.
+    num_hash_lookahead_tokens: tokens after a block that its hash covers too. Above 0, EAGLE groups need no
+    block after
+      the hit, because the hash already proves what the draft model read.
+    enable_kv_cache_events: collect events for `take_events`. residency_sampling: part of the blocks to
+    follow.
+    max_num_seqs: rows to start with; they grow by doubling.
+
+    Raises JaxkvError for groups that cannot be served together, with the values.
+    """
+
+    def __init__(
+        self,
+        plan: CachePlan,
+        *,
+        enable_caching: bool = True,
+        hash_algo: str = "sha256",
+        retention_interval: int | None = 0,
+        prefix_match_unit: int | None = None,
+        num_hash_lookahead_tokens: int = 0,
+        enable_kv_cache_events: bool = False,
+        residency_sampling: float = 0.0,
+        max_num_seqs: int = 128,
+    ) -> None:
+        check_int("max_num_seqs", max_num_seqs, 1)
+        drop_eagle_block = num_hash_lookahead_tokens == 0
+        check_plan(
+            plan,
+            enable_caching=enable_caching,
+            prefix_match_unit=prefix_match_unit,
+            drop_eagle_block=drop_eagle_block,
+        )
+        fine_grained = prefix_match_unit is not None
+        self.plan = plan
+        self.enable_caching = enable_caching
+        self.hasher: BlockHasher = make_hasher(hash_algo, plan.hash_block_size, num_hash_lookahead_tokens)
+        self.chunk_alignment = hit_alignment(plan, fine_grained=fine_grained)
+        self.retention = Retention(retention_interval, self.chunk_alignment)
+        if enable_caching:
+            self.retention.check()
+        self.clock = StepClock()
+        self.pool = BlockPool(plan.num_blocks)
+        self._events = EventLog() if enable_kv_cache_events else None
+        self._residency = ResidencySampler(residency_sampling) if residency_sampling else None
+        limits = plan.limits
+        context = ManagerContext(
+            pool=self.pool,
+            retention=self.retention,
+            clock=self.clock,
+            hash_block_size=plan.hash_block_size,
+            alignment=self.chunk_alignment,
+            fine_grained=fine_grained,
+            enable_caching=enable_caching,
+            max_in_flight_tokens=limits.max_in_flight_tokens + limits.num_lookahead_tokens,
+            max_encoder_len=limits.max_encoder_len,
+            events=self._events,
+            residency=self._residency,
+        )
+        self.managers = tuple(
+            make_managers(
+                plan.groups,
+                context,
+                drop_eagle_block=drop_eagle_block,
+                context_parallel_size=limits.decode_context_parallel_size,
+            )
+        )
+        self.lookup = PrefixLookup(
+            self.managers, len(plan.groups), self.pool, self.hasher, self.chunk_alignment
+        )
+        self.coordinator = self.lookup.coordinator
+        self.rows = CacheRows(self.managers, max_num_seqs)
+        self.copies = PendingCopies()
+        self.prefix_cache_stats = PrefixCacheStats()
+        self._cacheable = [manager for manager in self.managers if manager.cacheable]
+        self._keeps_states = any(isinstance(manager, MambaManager) for manager in self._cacheable)
+        # Where the unit of each leader ends, for the order in which a request's units are freed.
+        self.last_token: NDArray[np.int64] = np.zeros(plan.num_blocks, np.int64)
+        self._has_lazy_rows = False
+        self._delayed: set[int] = set()
+
+    # Looking up
+
+    def get_computed_blocks(self, request: CacheRequest) -> PrefixHit:
+        """The longest cached prefix of the request's known tokens, at most all but one of them. Changes
+        nothing.
+        """
+        if not self.enable_caching:
+            return self.lookup.nothing()
+        self._flush_caching()
+        return self.lookup.find(request)
+
+    def checkpoint_positions(self, request: CacheRequest, hit: PrefixHit | None = None) -> Sequence[int]:
+        """Positions at which a prefill chunk must end, because a recurrent state is to be kept there.
+
+        `hit`: the look-up of a request that has no row yet. Empty for models without recurrent layers.
+        """
+        if not self._keeps_states:
+            return ()
+        row = self.rows.find(request.request_id)
+        if row >= 0:
+            start, boundaries = request.num_computed_tokens, self.rows.info(row).boundaries
+        else:
+            start = hit.num_tokens if hit is not None else 0
+            boundaries = self.lookup.boundaries(request, hit)
+        return self.retention.wanted_between(start, request.num_tokens + 1, boundaries)
+
+    # Giving out
+
+    def allocate_slots(
+        self,
+        request: CacheRequest,
+        num_new_tokens: int,
+        *,
+        hit: PrefixHit | None = None,
+        num_lookahead_tokens: int = 0,
+        num_external_tokens: int = 0,
+        delay_cache_blocks: bool = False,
+        num_encoder_tokens: int = 0,
+    ) -> Allocation | None:
+        """Room for `num_new_tokens` more tokens of a request. None if it does not fit: nothing is given out
+        then.
+
+        A request without blocks starts with its `hit` and `num_external_tokens` further tokens whose content
+        somebody else brings (a connector); all groups' hit blocks are held before any new block is taken. A
+        running request goes on from its num_computed_tokens; blocks that its windows have left behind are
+        freed first, whether or not the rest fits. The tokens' blocks are cached as they fill, up to the known
+        tokens, unless `delay_cache_blocks` leaves that to a later `cache_blocks` (content that is still on
+        its way).
+
+        num_lookahead_tokens: further slots for drafts. num_encoder_tokens: for cross attention, at the start.
+        Raises JaxkvError for negative counts, more tokens than max_model_len, a hit for a request that
+        already has blocks, a hit whose blocks have been given out since.
+        """
+        check_int("num_new_tokens", num_new_tokens, 0)
+        check_int("num_lookahead_tokens", num_lookahead_tokens, 0)
+        check_int("num_external_tokens", num_external_tokens, 0)
+        check_int("num_encoder_tokens", num_encoder_tokens, 0)
+        row = self.rows.find(request.request_id)
+        if row >= 0:
+            if num_external_tokens or (hit is not None and hit.num_tokens):
+                raise JaxkvError(
+                    f"request {request.request_id!r} already has blocks: it cannot start from a hit"
+                )
+            computed, parts = request.num_computed_tokens, ()
+            boundaries = self.rows.info(row).boundaries
+        else:
+            hit = self.lookup.nothing() if hit is None else self.lookup.renew(request, hit)
+            computed = hit.num_tokens + num_external_tokens
+            parts = tuple(m.trim(part, computed) for m, part in zip(self.managers, hit.parts, strict=True))
+            boundaries = self.lookup.boundaries(request, hit) if self.enable_caching else ()
+        after = computed + num_new_tokens
+        if after == 0 or after > self.plan.max_model_len:
+            raise JaxkvError(
+                f"request {request.request_id!r} asks for room for {after} tokens; there must be at least 1 and at "
+                f"most max_model_len {self.plan.max_model_len}"
+            )
+        slots = min(after + num_lookahead_tokens, self.plan.max_model_len)
+        span = Span(computed, after, slots, boundaries, num_encoder_tokens)
+        if row >= 0:
+            self._let_go(row, computed)
+        else:
+            # Units of the hit that other rows have left behind are to be counted as free.
+            self._catch_up()
+        needed = [
+            manager.units_needed(row, parts[manager.number] if parts else NO_PART, span)
+            for manager in self.managers
+        ]
+        taken = sum(n * manager.width for n, manager in zip(needed, self.managers, strict=True))
+        wanted = taken + self._free_in(parts)
+        if wanted > self.pool.num_free and wanted > self.num_free_blocks:
+            return None
+        if row < 0:
+            row = self._open(request, parts, span)
+            if hit is not None and self.enable_caching:
+                self._record(request, hit)
+        for manager, units in zip(self.managers, needed, strict=True):
+            manager.extend(row, units, span)
+        self._plan_copies(row, parts, computed)
+        self._advance(row, computed, after, delay_cache_blocks)
+        return Allocation(row, taken)
+
+    def allocate_decodes(
+        self, rows: NDArray[np.integer], num_tokens_after: NDArray[np.integer]
+    ) -> DecodeAllocation:
+        """One more token for each of int[n] different rows, which then have int[n] `num_tokens_after` tokens.
+
+        Equal to `allocate_slots` row by row, in order, up to the first row that does not fit: the rows before
+        it are done, it and the later ones keep what they had. Looks only at rows that need a block.
+        """
+        return allocate_decodes(self, rows, num_tokens_after)
+
+    def _free_in(self, parts: Sequence[HitPart]) -> int:
+        """Ids of the parts' units that nobody holds: they count as free until they are held."""
+        total = 0
+        for manager, part in zip(self.managers, parts, strict=False):
+            leaders = part.leaders
+            if part.copy_from >= 0:
+                leaders = np.append(leaders, np.int32(part.copy_from))
+            total += self.pool.count_free(leaders) * manager.width
+        return total
+
+    def _open(self, request: CacheRequest, parts: Sequence[HitPart], span: Span) -> int:
+        """A row that holds the hit's units. All are held before any other block is taken."""
+        row = self.rows.open(request.request_id, Row(request=request, boundaries=span.boundaries))
+        for manager, part in zip(self.managers, parts, strict=True):
+            manager.open_row(row, part, span)
+            if part.copy_from >= 0:
+                self.copies.hold(manager, part.copy_from)
+            if self._residency is not None:
+                self._residency.hit(part.leaders, self.clock.step)
+        return row
+
+    def _plan_copies(self, row: int, parts: Sequence[HitPart], computed: int) -> None:
+        for manager, part in zip(self.managers, parts, strict=False):
+            if part.copy_from >= 0:
+                self.copies.add(manager, part.copy_from, manager.ids_at(row, computed))
+
+    def _record(self, request: CacheRequest, hit: PrefixHit) -> None:
+        self.prefix_cache_stats.record(
+            request.num_tokens, hit, preempted=request.num_preemptions > 0, alignment=self.chunk_alignment
+        )
+
+    def _advance(self, row: int, computed: int, after: int, delay_cache_blocks: bool) -> None:
+        """The row's step takes it from `computed` to `after` tokens."""
+        self.rows.computed[row], self.rows.position[row] = computed, after
+        self.rows.last_step[row] = self.clock.step
+        if delay_cache_blocks:
+            self._delayed.add(row)
+        self.cache_rows([row])
+        self._refresh(row)
+
+    def _let_go(self, row: int, computed: int) -> None:
+        """Frees what no token after the first `computed` reads. What is complete is cached before."""
+        if self.rows.position[row] >= self.rows.cache_at[row]:
+            self.cache_rows([row])
+        for manager in self.managers:
+            manager.release_skipped(row, computed)
+
+    def _refresh(self, row: int) -> None:
+        self.rows.refresh(np.array([row]))
+        if row in self._delayed:
+            self.rows.cache_at[row] = NEVER
+
+    # Caching
+
+    def cache_blocks(self, request: CacheRequest, num_computed_tokens: int) -> None:
+        """Caches what the first `num_computed_tokens` tokens filled, and all later ones as they fill.
+
+        For content that was put off with `delay_cache_blocks` and has arrived.
+        """
+        check_int("num_computed_tokens", num_computed_tokens, 0)
+        row = self._row(request.request_id)
+        if num_computed_tokens > self.rows.position[row]:
+            raise JaxkvError(
+                f"request {request.request_id!r} has room for {self.rows.position[row]} tokens, so "
+                f"{num_computed_tokens} cannot be computed"
+            )
+        self._delayed.discard(row)
+        self._cache_row(row, num_computed_tokens)
+        self._refresh(row)
+
+    def cache_rows(self, rows: Iterable[int]) -> None:
+        """Caches what each row has completed."""
+        for row in rows:
+            if row not in self._delayed:
+                self._cache_row(row, int(self.rows.position[row]))
+
+    def _cache_row(self, row: int, num_tokens: int) -> None:
+        if not self._cacheable:
+            return
+        info, progress = self.rows.info(row), self.rows.progress(row)
+        # Tokens that are not known yet have no hash: drafts, and samples that are still on the device.
+        num_tokens = min(num_tokens, info.request.num_tokens)
+        hashes = info.request.block_hashes(self.hasher)
+        ready_step = progress.step + 1 if self.clock.step else 0
+        for manager in self._cacheable:
+            manager.cache(row, info, hashes, num_tokens, progress.position, ready_step)
+
+    def _flush_caching(self) -> None:
+        """Catches up with rows that were advanced without being looked at."""
+        rows = self.rows.to_cache()
+        if len(rows):
+            self.cache_rows(rows.tolist())
+            self.rows.refresh(rows)
+
+    # Letting go
+
+    def remove_skipped_blocks(self, request: CacheRequest, num_computed_tokens: int) -> None:
+        """Frees blocks that no token after the first `num_computed_tokens` reads."""
+        check_int("num_computed_tokens", num_computed_tokens, 0)
+        self._let_go(self._row(request.request_id), num_computed_tokens)
+
+    def free(self, request: CacheRequest) -> None:
+        """Gives back all blocks of a request; nothing to do for one that has none.
+
+        What it cached stays until the room is needed: the blocks of its end go first, over all groups, so
+        that what is left still serves a hit. The last boundary it reached is kept as one where a request may
+        resume.
+        """
+        row = self.rows.find(request.request_id)
+        if row >= 0:
+            self.cache_rows([row])
+            if not self.retention.is_dense and row not in self._delayed:
+                keep_end(self, row)
+            free_row(self, row)
+            self.rows.close(request.request_id)
+            self._delayed.discard(row)
+
+    def reset_prefix_cache(self) -> bool:
+        """Forgets everything cached. False, and nothing forgotten, while any request holds blocks."""
+        if len(self.rows) or self.copies.held():
+            return False
+        mark = self._events.mark() if self._events is not None else 0
+        for manager in self.managers:
+            self.pool.forget(manager.number, self.pool.cached_units(manager.number))
+        if self._events is not None:
+            self._events.cleared(mark)
+        return True
+
+    # Steps
+
+    def new_step_starts(self) -> None:
+        """The steps given out so far will run before the one that is scheduled from now on.
+
+        A scheduler calls this once a step. It tells states that a step may start from apart from states that
+        the same step only computes; who never calls it takes every call for a step of its own.
+        """
+        self.clock.step += 1
+        self.copies.release_sources()
+
+    def take_block_copies(self) -> BlockCopies:
+        """What the device must copy before the step being scheduled. Empties the list."""
+        copies = self.copies.take()
+        if self.clock.step == 0:
+            self.copies.release_sources()
+        return copies
+
+    def note_lazy_rows(self) -> None:
+        """Some rows advanced without letting go of what they left behind."""
+        self._has_lazy_rows = True
+
+    def let_go_of_all(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:
+        """Frees what these rows leave behind once `computed` tokens are settled, and what all others already have."""
+        self._flush_caching()
+        for manager in self.managers:
+            manager.release_rows(rows, computed)
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Lets go of what rows left behind that were advanced without being looked at."""
+        if self._has_lazy_rows:
+            self._has_lazy_rows = False
+            self._flush_caching()
+            rows = self.rows.active()
+            for manager in self.managers:
+                manager.release_rows(rows, self.rows.computed[rows])
+
+    # Looking in
+
+    @property
+    def num_free_blocks(self) -> int:
+        """Ids that could be given out now, cached ones that nobody holds included."""
+        self._catch_up()
+        return self.pool.num_free
+
+    @property
+    def usage(self) -> float:
+        """Part of the pool that requests hold, 0 to 1: vLLM's kv_cache_usage_perc."""
+        return 1.0 - self.num_free_blocks / max(1, self.pool.num_blocks - 1)
+
+    def usage_by_group(self) -> list[float]:
+        """Part of the pool that each group's blocks take which requests hold; a shared block counts once."""
+        self._catch_up()
+        usable = max(1, self.pool.num_blocks - 1)
+        shares = [0.0] * len(self.plan.groups)
+        rows = self.rows.active().tolist()
+        for manager in self.managers:
+            held = [manager.units_of(row) for row in rows]
+            num_units = len(np.unique(np.concatenate(held))) if held else 0
+            for group in manager.group_ids:
+                shares[group] = num_units * manager.blocks_per_state / usable
+        return shares
+
+    def row_of(self, request_id: str) -> int:
+        """The row of a request that holds blocks; JaxkvError for one that holds none."""
+        return self._row(request_id)
+
+    def _row(self, request_id: str) -> int:
+        row = self.rows.find(request_id)
+        if row < 0:
+            raise JaxkvError(f"request {request_id!r} holds no blocks")
+        return row
+
+    def get_block_ids(self, request_id: str) -> list[list[int]]:
+        """By group: the request's ids by block position, 0 where nothing is held."""
+        row = self._row(request_id)
+        self._catch_up()
+        tables: list[list[int]] = [[] for _ in self.plan.groups]
+        for manager in self.managers:
+            for group, ids in zip(manager.group_ids, manager.positional_ids(row), strict=True):
+                tables[group] = ids
+        return tables
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """KV events since the last call; empty unless enabled."""
+        return self._events.take() if self._events is not None else []
+
+    def take_residency(self) -> list[Residency]:
+        """The lives of sampled blocks that ended since the last call."""
+        return self._residency.take() if self._residency is not None else []
+
+    def check_integrity(self) -> None:
+        """Counts every block; raises IntegrityError where the accounts do not balance."""
+        check_integrity(self)

@@ -1,0 +1,72 @@
+"""One more token for many rows at once: the steady step of decoding."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkv.errors import JaxkvError
+
+if TYPE_CHECKING:
+    from jaxkv.cache_manager import KVCacheManager
+
+
+class DecodeAllocation(NamedTuple):
+    """num_done: leading rows that have room for their tokens; the next one did not fit.
+
+    num_visited: rows that were looked at one by one, because they needed a block.
+    """
+
+    num_done: int
+    num_visited: int
+
+
+def allocate_decodes(
+    cache: "KVCacheManager", rows: NDArray[np.integer], num_tokens_after: NDArray[np.integer]
+) -> DecodeAllocation:
+    """See KVCacheManager.allocate_decodes."""
+    state = cache.rows
+    after = np.asarray(num_tokens_after, np.int64)
+    if len(rows) != len(after):
+        raise JaxkvError(f"{len(rows)} rows need as many token counts, not {len(after)}")
+    if not len(rows):
+        return DecodeAllocation(0, 0)
+    if int(after.max()) > cache.plan.max_model_len:
+        raise JaxkvError(f"{int(after.max())} tokens are more than the maximum of {cache.plan.max_model_len}")
+    rows = np.asarray(rows, np.intp)
+    due = np.flatnonzero(after > state.capacity[rows])
+    done = len(rows)
+    if len(due):
+        fitting = _give_blocks(cache, rows, after, due)
+        if fitting < len(due):
+            done = int(due[fitting])
+        due = due[:fitting]
+    advanced = rows[:done]
+    state.computed[advanced] = after[:done] - 1
+    state.position[advanced] = after[:done]
+    state.last_step[advanced] = cache.clock.step
+    if len(due):
+        state.refresh(rows[due])
+    cache.note_lazy_rows()
+    return DecodeAllocation(done, len(due))
+
+
+def _give_blocks(
+    cache: "KVCacheManager", rows: NDArray[np.intp], after: NDArray[np.int64], due: NDArray[np.intp]
+) -> int:
+    """Blocks for the leading ones of the rows at indices `due`, as many as fit; returns their number."""
+    due_rows, due_after = rows[due], after[due]
+    # What the rows completed is cached before anything of it is let go of.
+    cache.cache_rows(due_rows.tolist())
+    for manager in cache.managers:
+        manager.release_rows(due_rows, due_after - 1)
+    needed = [manager.needed_rows(due_rows, due_after) for manager in cache.managers]
+    blocks = sum(n * manager.width for n, manager in zip(needed, cache.managers, strict=True))
+    running_sum = np.cumsum(blocks)
+    if int(running_sum[-1]) > cache.pool.num_free:
+        # Rows that need no block leave some behind too; they are asked only now that it matters.
+        cache.let_go_of_all(rows, after - 1)
+    fitting = int(np.searchsorted(running_sum, cache.pool.num_free, side="right"))
+    for manager, units in zip(cache.managers, needed, strict=True):
+        manager.extend_rows(due_rows[:fitting], units[:fitting], due_after[:fitting])
+    return fitting

@@ -1,0 +1,280 @@
+"""What every manager answers, whatever kind of layer it serves."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkv.cache_request import CacheRequest
+from jaxkv.events import EventLog
+from jaxkv.managers.prefix_index import PrefixIndex
+from jaxkv.metrics import ResidencySampler
+from jaxkv.pool import BlockPool
+from jaxkv.retention import Retention
+from jaxkv.specs import KVCacheSpec
+
+NO_UNITS: NDArray[np.int32] = np.empty(0, np.int32)
+
+
+class HitPart(NamedTuple):
+    """What one manager contributes to a hit.
+
+    first_block: position of the first unit. leaders: int32[n], the units of positions first_block onwards;
+    for a recurrent kind the one state. copy_from: the unit that holds the last, partly covered block (-1:
+    none); it must be copied, because the request is going to write the rest of it. length: tokens of the hit.
+    """
+
+    first_block: int
+    leaders: NDArray[np.int32]
+    copy_from: int = -1
+    length: int = 0
+
+
+NEVER = 2**62
+"""More tokens than any request has."""
+
+NO_PART = HitPart(0, NO_UNITS)
+
+
+def grown(array: NDArray, shape: tuple[int, ...]) -> NDArray:
+    """A zero-filled array of `shape` that starts with `array`."""
+    new = np.zeros(shape, array.dtype)
+    new[tuple(slice(0, n) for n in array.shape)] = array
+    return new
+
+
+class Span(NamedTuple):
+    """The tokens of one request around one step.
+
+    computed: tokens whose content exists before the step (hit and external tokens included).
+    after: tokens computed after it. slots: tokens that need room, the look-ahead of drafts included.
+    boundaries: where the request's states are wanted.
+    num_encoder_tokens: length of the encoder's output, for cross attention.
+    """
+
+    computed: int
+    after: int
+    slots: int
+    boundaries: tuple[int, ...] = ()
+    num_encoder_tokens: int = 0
+
+
+@dataclass(slots=True)
+class Row:
+    """What the managers must know about the request in one row of the tables.
+
+    request: whose row it is. boundaries: positions at which a later request is expected to resume, ascending.
+    partial_hashes: by manager, the first hash that has not been looked at for hits that end inside a block.
+    """
+
+    request: CacheRequest
+    boundaries: tuple[int, ...] = ()
+    partial_hashes: dict[int, int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class StepClock:
+    """Number of the step being scheduled; 0 as long as nobody counts steps."""
+
+    step: int = 0
+
+
+class Finder(ABC):
+    """One manager's side of one look-up. It reads the index and changes nothing.
+
+    waits: some longer answer was passed over because its content is only being computed in this step.
+    """
+
+    waits = False
+
+    @abstractmethod
+    def longest(self, limit: int) -> int:
+        """The largest number of tokens, at most `limit`, that this manager can serve."""
+
+    @abstractmethod
+    def needs(self, length: int) -> int:
+        """Units that serving `length` tokens (an answer of `longest`) takes."""
+
+    @abstractmethod
+    def part(self, length: int) -> HitPart:
+        """The units of a hit of `length` tokens, an answer of `longest`."""
+
+
+class ManagerContext(NamedTuple):
+    """What all managers of a cache share.
+
+    hash_block_size: tokens one hash covers.
+    alignment: every group whose blocks hit whole can serve the multiples of it; states are kept there.
+    fine_grained: hits may end inside a block, at any hash; such a block is copied.
+    clock: what the managers may know of the running step.
+    max_in_flight_tokens: tokens scheduled and not settled, look-ahead included.
+    events, residency: who is told what happens to cached units, if anybody.
+    """
+
+    pool: BlockPool
+    retention: Retention
+    clock: "StepClock"
+    hash_block_size: int
+    alignment: int
+    fine_grained: bool
+    enable_caching: bool
+    max_in_flight_tokens: int
+    max_encoder_len: int = 0
+    events: EventLog | None = None
+    residency: ResidencySampler | None = None
+
+
+class Manager(ABC):
+    """Owns the units of sibling groups (equal specs) for all requests.
+
+    number: place among the managers. group_ids: the plan's groups it serves, in order.
+    width: ids of a unit: len(group_ids) * blocks_per_state, sibling by sibling.
+    cacheable: whether its units can be found by hash.
+    """
+
+    def __init__(
+        self,
+        context: ManagerContext,
+        spec: KVCacheSpec,
+        group_ids: Sequence[int],
+        blocks_per_state: int,
+        is_eagle: bool,
+    ) -> None:
+        self.context = context
+        self.pool = context.pool
+        self.spec = spec
+        self.group_ids = tuple(group_ids)
+        self.blocks_per_state = blocks_per_state
+        self.width = len(self.group_ids) * blocks_per_state
+        self.block_size = spec.block_size
+        self.is_eagle = is_eagle
+        # An EAGLE group must also hold what comes right after the hit: the draft model wrote it with
+        # knowledge of it.
+        self.eagle_margin = 0
+        if is_eagle:
+            self.eagle_margin = context.hash_block_size if context.fine_grained else self.block_size
+        self.cacheable = context.enable_caching and spec.prefix_cacheable
+        self.index = PrefixIndex(context.pool)
+        self.number = context.pool.register(self.width, self._on_evict)
+
+    def _on_evict(self, leaders: NDArray[np.int32]) -> None:
+        gone = self.index.remove(leaders)
+        if self.context.events is not None:
+            self.context.events.removed(self.group_ids, gone)
+        if self.context.residency is not None:
+            self.context.residency.evicted(leaders, self.context.clock.step)
+
+    def _add_to_index(
+        self,
+        leaders: NDArray[np.int32],
+        keys: list[bytes],
+        strong: NDArray[np.bool_] | bool,
+        ready_step: int,
+    ) -> None:
+        """Units that a row holds can be found from now on, by these hashes."""
+        self.index.add(keys, leaders.tolist())
+        self.pool.set_cached(self.number, leaders, strong, ready_step)
+        if self.context.residency is not None:
+            self.context.residency.cached(leaders, self.context.clock.step)
+
+    # Rows
+
+    @abstractmethod
+    def grow_rows(self, num_rows: int) -> None:
+        """Makes room for rows up to num_rows - 1."""
+
+    @abstractmethod
+    def open_row(self, row: int, part: HitPart, span: Span) -> None:
+        """Starts a row with the units of a hit, which become held."""
+
+    @abstractmethod
+    def close_row(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Ends a row: its leaders, int32[n], and the last token position of each, int64[n]. They stay
+        held.
+        """
+
+    @abstractmethod
+    def units_of(self, row: int) -> NDArray[np.int32]:
+        """int32[n]: leaders of all units the row holds."""
+
+    @abstractmethod
+    def positional_ids(self, row: int) -> list[list[int]]:
+        """By sibling group: the row's ids by block position, 0 where nothing is held. To look at, not to
+        compute.
+        """
+
+    def ids_at(self, row: int, token: int) -> NDArray[np.int32]:
+        """int32[width]: the ids of the row's unit under a token; only of managers whose blocks hit in
+        part.
+        """
+        raise NotImplementedError(f"{self.spec.kind} blocks are never copied")
+
+    # One request
+
+    @abstractmethod
+    def release_skipped(self, row: int, computed: int) -> None:
+        """Lets go of units that no token after the first `computed` reads."""
+
+    @abstractmethod
+    def trim(self, part: HitPart, computed: int) -> HitPart:
+        """The part of a hit that is still of use once `computed` tokens are known, externally computed ones
+        included.
+        """
+
+    @abstractmethod
+    def units_needed(self, row: int, part: HitPart, span: Span) -> int:
+        """New units a step takes, for row -1: of a request that starts with this part of a hit."""
+
+    @abstractmethod
+    def extend(self, row: int, num_units: int, span: Span) -> None:
+        """Takes the units that `units_needed` counted."""
+
+    @abstractmethod
+    def peak_units(self, num_tokens: int) -> int:
+        """The most units that a request growing to `num_tokens` tokens holds at once."""
+
+    # Caching
+
+    @abstractmethod
+    def finder(self, hashes: list[bytes]) -> Finder:
+        """Starts a look-up of the prompt with these hashes."""
+
+    @abstractmethod
+    def cache(
+        self, row: int, info: Row, hashes: list[bytes], tokens: int, position: int, ready_step: int
+    ) -> None:
+        """Records what the first `tokens` tokens of a row completed; the row has got to `position` tokens.
+
+        What needs to be copied or read as a whole before a step may be used from step `ready_step` on.
+        """
+
+    @abstractmethod
+    def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
+        """What serves a hit of `boundary` tokens is wanted from now on."""
+
+    # All rows of a decode step
+
+    @abstractmethod
+    def capacities(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """int64[n]: tokens each row can reach without any work on it."""
+
+    @abstractmethod
+    def next_cacheable(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """int64[n]: tokens at which each row has something new to cache."""
+
+    @abstractmethod
+    def release_rows(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:
+        """`release_skipped` for many rows."""
+
+    @abstractmethod
+    def needed_rows(self, rows: NDArray[np.intp], after: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[n]: new units each row takes to reach `after` tokens."""
+
+    @abstractmethod
+    def extend_rows(
+        self, rows: NDArray[np.intp], num_units: NDArray[np.int64], after: NDArray[np.int64]
+    ) -> None:
+        """`extend` for many rows."""

@@ -1,0 +1,249 @@
+"""Recurrent states: one running state a request, and states kept at positions where a hit may resume."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkv.managers.base import NEVER, NO_PART, NO_UNITS, HitPart, Manager, ManagerContext, Row, Span, grown
+from jaxkv.managers.state_finder import StateFinder
+from jaxkv.pool import NOT_CACHED
+from jaxkv.specs import MambaSpec, cdiv
+
+NO_STATE = 0
+
+
+class StateUnits(NamedTuple):
+    """Which states a step reads and writes: leaders, int32[n] each; NO_STATE to read means start from
+    zeros.
+    """
+
+    read: NDArray[np.int32]
+    write: NDArray[np.int32]
+
+
+class MambaManager(Manager):
+    """A hit of L needs the state after exactly L tokens.
+
+    A step reads the state it starts from and writes the one it ends with. Within a block that is one unit,
+    updated in place; a step that ends in a later block, or that starts from a state in the index, writes to a
+    new unit, and the old one is let go of once the step has run. So a row holds at most two states, besides
+    those of drafts and those that a prefill leaves at checkpoints inside its chunk.
+
+    current: int32[rows], the unit that the last step writes. limit: int64[rows], tokens up to which it may be
+    updated in place. previous, previous_position: the unit that step reads if it is another one, and the
+    tokens it stands for. switched_from: int64[rows], computed tokens before the step that first writes
+    `current`.
+    """
+
+    spec: MambaSpec
+
+    def __init__(
+        self,
+        context: ManagerContext,
+        spec: MambaSpec,
+        group_ids: Sequence[int],
+        blocks_per_state: int,
+        is_eagle: bool,
+    ) -> None:
+        super().__init__(context, spec, group_ids, blocks_per_state, is_eagle)
+        self.keeps_states = spec.mamba_cache_mode == "align"
+        self.cacheable = self.cacheable and self.keeps_states
+        self.current: NDArray[np.int32] = np.zeros(0, np.int32)
+        self.limit: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.previous: NDArray[np.int32] = np.zeros(0, np.int32)
+        self.previous_position: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.switched_from: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._speculative: dict[int, NDArray[np.int32]] = {}
+        self._checkpoints: dict[int, dict[int, int]] = {}
+
+    # Rows
+
+    def grow_rows(self, num_rows: int) -> None:
+        for name in ("current", "limit", "previous", "previous_position", "switched_from"):
+            setattr(self, name, grown(getattr(self, name), (num_rows,)))
+
+    def open_row(self, row: int, part: HitPart, span: Span) -> None:
+        self.current[row] = self.previous[row] = NO_STATE
+        self.limit[row] = 0
+        self.previous_position[row] = 0
+        self.switched_from[row] = -1
+        if len(part.leaders):
+            self.pool.touch(self.number, part.leaders)
+            self.current[row] = part.leaders[0]
+            # A state that others may resume from is never written to.
+            self.limit[row] = span.computed
+
+    def close_row(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        units = self._positions(row)
+        scratch = self._speculative.pop(row, NO_UNITS)
+        self._checkpoints.pop(row, None)
+        self.current[row] = self.previous[row] = NO_STATE
+        leaders = np.concatenate([np.array(list(units.values()), np.int32), scratch])
+        positions = np.array([*units, *[NEVER] * len(scratch)], np.int64)
+        return leaders, positions
+
+    def units_of(self, row: int) -> NDArray[np.int32]:
+        states = np.array(list(self._positions(row).values()), np.int32)
+        return np.concatenate([states, self._speculative.get(row, NO_UNITS)])
+
+    def positional_ids(self, row: int) -> list[list[int]]:
+        blocks: dict[int, int] = {}
+        for position, leader in self._positions(row).items():
+            blocks[cdiv(position, self.block_size) - 1 if self.keeps_states else 0] = leader
+        last = max(blocks, default=-1)
+        for offset, leader in enumerate(self._speculative.get(row, NO_UNITS).tolist()):
+            blocks[last + 1 + offset] = leader
+        table = [[0] * (max(blocks, default=-1) + 1) for _ in self.group_ids]
+        for block, leader in blocks.items():
+            for sibling, block_id in enumerate(
+                self.pool.ids_of(leader, self.number)[:: self.blocks_per_state]
+            ):
+                table[sibling][block] = block_id
+        return table
+
+    def _positions(self, row: int) -> dict[int, int]:
+        """The row's states in order: leader by the last position it may stand for."""
+        units: dict[int, int] = {}
+        if self.previous[row] != NO_STATE:
+            units[int(self.previous_position[row])] = int(self.previous[row])
+        units.update(self._checkpoints.get(row, {}))
+        if self.current[row] != NO_STATE:
+            units[int(self.limit[row])] = int(self.current[row])
+        return units
+
+    def step_units(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> StateUnits:
+        """The states that a step of these rows, which starts after `computed` tokens, reads and writes."""
+        current = self.current[rows]
+        switches = computed == self.switched_from[rows]
+        return StateUnits(np.where(switches, self.previous[rows], current), current)
+
+    # One request
+
+    def release_skipped(self, row: int, computed: int) -> None:
+        if self.previous[row] != NO_STATE and computed > self.previous_position[row]:
+            self._drop(self.previous[row : row + 1].copy())
+            self.previous[row] = NO_STATE
+        states = self._checkpoints.get(row)
+        if states and computed > max(states):
+            self._drop(np.array(list(states.values())[::-1], np.int32))
+            del self._checkpoints[row]
+
+    def _drop(self, leaders: NDArray[np.int32]) -> None:
+        self.pool.enqueue(self.pool.drop(self.number, leaders))
+
+    def trim(self, part: HitPart, computed: int) -> HitPart:
+        # The state of a local hit is of no use where a connector brings a later one.
+        return part if part.length == computed else NO_PART
+
+    def units_needed(self, row: int, part: HitPart, span: Span) -> int:
+        if row >= 0:
+            return int(span.after > self.limit[row]) + len(self._inside(span))
+        fresh = 1 if span.after > span.computed or not len(part.leaders) else 0
+        return fresh + self.spec.num_speculative_blocks + len(self._inside(span))
+
+    def extend(self, row: int, num_units: int, span: Span) -> None:
+        if row not in self._speculative and self.spec.num_speculative_blocks:
+            self._speculative[row] = self.pool.take(self.number, self.spec.num_speculative_blocks)[0]
+        inside = self._inside(span)
+        if inside:
+            leaders = self.pool.take(self.number, len(inside))[0]
+            self._checkpoints[row] = dict(zip(inside, leaders.tolist(), strict=True))
+        if span.after > self.limit[row] or self.current[row] == NO_STATE:
+            self._switch(np.array([row]), np.array([span.after]), np.array([span.computed]))
+
+    def _switch(self, rows: NDArray[np.intp], after: NDArray[np.int64], computed: NDArray[np.int64]) -> None:
+        """The rows' next step writes to new units."""
+        self.previous[rows] = self.current[rows]
+        self.previous_position[rows] = self.limit[rows]
+        self.current[rows] = self.pool.take(self.number, len(rows))[0]
+        self.switched_from[rows] = computed
+        self.limit[rows] = -(-after // self.block_size) * self.block_size if self.keeps_states else NEVER
+
+    def _inside(self, span: Span) -> list[int]:
+        """Positions inside the step's tokens at which it leaves a state of its own: the last ones wanted."""
+        most = self.spec.num_prefill_checkpoint_blocks
+        if not most or not self.cacheable:
+            return []
+        wanted = self.context.retention.wanted_between(span.computed, span.after, span.boundaries)
+        return [position for position in wanted if position % self.context.alignment == 0][-most:]
+
+    def peak_units(self, num_tokens: int) -> int:
+        extra = self.spec.num_speculative_blocks
+        return 2 + extra + self.spec.num_prefill_checkpoint_blocks if self.keeps_states else 1 + extra
+
+    # Caching
+
+    def finder(self, hashes: list[bytes]) -> StateFinder:
+        return StateFinder(self, hashes)
+
+    def cache(
+        self, row: int, info: Row, hashes: list[bytes], tokens: int, position: int, ready_step: int
+    ) -> None:
+        for checkpoint, leader in self._checkpoints.get(row, {}).items():
+            if checkpoint <= tokens and self.pool.cached_by[leader] == NOT_CACHED:
+                self._add(leader, checkpoint, hashes, info, ready_step)
+        current = int(self.current[row])
+        if tokens != position or current == NO_STATE or self.pool.cached_by[current] != NOT_CACHED:
+            return
+        if position % self.context.alignment or position // self.context.hash_block_size > len(hashes):
+            return
+        if position % self.block_size == 0 or self.context.retention.wants_exactly(position, info.boundaries):
+            self._add(current, position, hashes, info, ready_step)
+            self.limit[row] = position
+
+    def _add(self, leader: int, position: int, hashes: list[bytes], info: Row, ready_step: int) -> None:
+        last = position // self.context.hash_block_size
+        strong = self.context.retention.wants(position, info.boundaries)
+        self._add_to_index(np.array([leader], np.int32), [hashes[last - 1]], strong, ready_step)
+        if self.context.events is not None:
+            # A state stands for all tokens before it; it is reported with those since the last hash.
+            parent = hashes[last - 2] if last > 1 else None
+            size = self.context.hash_block_size
+            self.context.events.stored(
+                info.request, self.group_ids, self.spec, [hashes[last - 1]], parent, position, size
+            )
+
+    def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
+        leader = self.index.units.get(hashes[boundary // self.context.hash_block_size - 1])
+        if leader is not None:
+            self.pool.promote(np.array([leader], np.int32))
+
+    # All rows of a decode step
+
+    def capacities(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        return self.limit[rows]
+
+    def next_cacheable(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        limits = self.limit[rows]
+        done = (self.pool.cached_by[self.current[rows]] != NOT_CACHED) | (
+            limits % self.context.alignment != 0
+        )
+        return np.where(done, NEVER, limits)
+
+    def release_rows(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:
+        old = rows[(self.previous[rows] != NO_STATE) & (computed > self.previous_position[rows])]
+        if len(old):
+            self._drop_shared(self.previous[old])
+            self.previous[old] = NO_STATE
+        for row in self._checkpoints.keys() & set(rows.tolist()):
+            self.release_skipped(row, int(computed[rows == row][0]))
+
+    def _drop_shared(self, leaders: NDArray[np.int32]) -> None:
+        """Lets go of units of several rows, among which one unit may appear more than once."""
+        unique, counts = np.unique(leaders, return_counts=True)
+        while len(unique):
+            self._drop(unique)
+            counts -= 1
+            unique, counts = unique[counts > 0], counts[counts > 0]
+
+    def needed_rows(self, rows: NDArray[np.intp], after: NDArray[np.int64]) -> NDArray[np.int64]:
+        return (after > self.limit[rows]).astype(np.int64)
+
+    def extend_rows(
+        self, rows: NDArray[np.intp], num_units: NDArray[np.int64], after: NDArray[np.int64]
+    ) -> None:
+        switching = num_units > 0
+        if switching.any():
+            self._switch(rows[switching], after[switching], after[switching] - 1)

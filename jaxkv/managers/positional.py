@@ -1,0 +1,240 @@
+"""Managers whose units stand for blocks of tokens: full, windowed and chunked attention."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkv.managers.base import HitPart, Manager, ManagerContext, Row, Span, grown
+from jaxkv.specs import AttentionSpec, cdiv
+
+
+class PositionalManager(Manager):
+    """Keeps compact tables: entry i of a row is block first_block + i, and only blocks that are held have
+    entries.
+
+    ids: int32[width, rows, table_width]. first_block, count, cached: int64[rows]; `cached` is the position of
+    the first block that has not been looked at for caching. Rows and width grow by doubling.
+    """
+
+    def __init__(
+        self,
+        context: ManagerContext,
+        spec: AttentionSpec,
+        group_ids: Sequence[int],
+        blocks_per_state: int,
+        is_eagle: bool,
+        context_parallel_size: int = 1,
+    ) -> None:
+        super().__init__(context, spec, group_ids, blocks_per_state, is_eagle)
+        if spec.dcp_sharded:
+            # A block of every rank holds block_size tokens of its own: together they cover that many more.
+            self.block_size *= context_parallel_size
+        self.ids: NDArray[np.int32] = np.zeros((self.width, 0, 8), np.int32)
+        self.first_block: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.count: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.cached: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.hashes_per_block = max(1, self.block_size // context.hash_block_size)
+
+    # What differs by kind
+
+    @abstractmethod
+    def first_needed(self, length: int) -> int:
+        """The first token that any token from position `length` on reads."""
+
+    @abstractmethod
+    def skipped_tokens(self, computed: NDArray[np.int64]) -> NDArray[np.int64]:
+        """int64[n]: leading tokens that nobody reads any more once `computed` tokens are settled."""
+
+    @property
+    def max_reach(self) -> int:
+        """The most tokens below a position that it reads; only used where some are skipped."""
+        return 0
+
+    @property
+    def skips(self) -> bool:
+        """Whether blocks are let go of while the request runs."""
+        return True
+
+    # Rows
+
+    def grow_rows(self, num_rows: int) -> None:
+        self.ids = grown(self.ids, (self.width, num_rows, self.ids.shape[2]))
+        self.first_block = grown(self.first_block, (num_rows,))
+        self.count = grown(self.count, (num_rows,))
+        self.cached = grown(self.cached, (num_rows,))
+
+    def open_row(self, row: int, part: HitPart, span: Span) -> None:
+        n = len(part.leaders)
+        self._reserve_width(n)
+        self.first_block[row] = part.first_block
+        self.count[row] = n
+        if n:
+            self.pool.touch(self.number, part.leaders)
+            self.ids[:, row, :n] = self.pool.members(self.number, part.leaders)
+        # A block that the hit ends in lacks what is below the hit, unless it is copied: then it counts as
+        # complete.
+        whole = cdiv(span.computed, self.block_size)
+        self.cached[row] = span.computed // self.block_size if part.copy_from >= 0 else whole
+
+    def close_row(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        first, n = int(self.first_block[row]), int(self.count[row])
+        leaders = self.ids[0, row, :n].copy()
+        self.count[row] = 0
+        return leaders, np.arange(first + 1, first + n + 1) * self.block_size
+
+    def units_of(self, row: int) -> NDArray[np.int32]:
+        return self.ids[0, row, : self.count[row]]
+
+    def positional_ids(self, row: int) -> list[list[int]]:
+        first, n = int(self.first_block[row]), int(self.count[row])
+        held = self.ids[:: self.blocks_per_state, row, :n].tolist()
+        return [[0] * first + ids for ids in held]
+
+    def ids_at(self, row: int, token: int) -> NDArray[np.int32]:
+        return self.ids[:, row, token // self.block_size - int(self.first_block[row])]
+
+    def _reserve_width(self, width: int) -> None:
+        have = self.ids.shape[2]
+        if width > have:
+            self.ids = grown(self.ids, (*self.ids.shape[:2], max(width, 2 * have)))
+
+    # One request
+
+    def trim(self, part: HitPart, computed: int) -> HitPart:
+        if not self.skips:
+            return part
+        skipped = self.first_skipped(computed)
+        if skipped <= part.first_block:
+            return part
+        leaders = part.leaders[skipped - part.first_block :]
+        return HitPart(skipped, leaders, part.copy_from)
+
+    def first_skipped(self, computed: int) -> int:
+        """Leading blocks that nobody reads once `computed` tokens are settled."""
+        return int(self.skipped_tokens(np.array([computed]))[0]) // self.block_size
+
+    def release_skipped(self, row: int, computed: int) -> None:
+        if self.skips:
+            self._release_leading(row, self.first_skipped(computed) - int(self.first_block[row]))
+
+    def _release_leading(self, row: int, num_blocks: int) -> None:
+        n = int(self.count[row])
+        num_blocks = min(num_blocks, n)
+        if num_blocks <= 0:
+            return
+        # Backwards: of what is let go at once, the later blocks are evicted first.
+        leaders = self.ids[0, row, :num_blocks][::-1].copy()
+        self.ids[:, row, : n - num_blocks] = self.ids[:, row, num_blocks:n]
+        self.first_block[row] += num_blocks
+        self.count[row] = n - num_blocks
+        self.pool.enqueue(self.pool.drop(self.number, leaders))
+
+    def units_needed(self, row: int, part: HitPart, span: Span) -> int:
+        if row < 0:
+            held = part.first_block + len(part.leaders)
+        else:
+            held = int(self.first_block[row] + self.count[row])
+        return max(0, cdiv(span.slots, self.block_size) - held)
+
+    def extend(self, row: int, num_units: int, span: Span) -> None:
+        if num_units:
+            n = int(self.count[row])
+            self._reserve_width(n + num_units)
+            self.ids[:, row, n : n + num_units] = self.pool.take(self.number, num_units)
+            self.count[row] = n + num_units
+
+    # Caching
+
+    def cache(
+        self, row: int, info: Row, hashes: list[bytes], tokens: int, position: int, ready_step: int
+    ) -> None:
+        scale = self.hashes_per_block
+        stop = min(tokens // self.block_size, len(hashes) // scale)
+        first = int(self.first_block[row])
+        start = max(int(self.cached[row]), first)
+        if stop > start:
+            leaders = self.ids[0, row, start - first : stop - first]
+            keys = hashes[start * scale + scale - 1 : stop * scale : scale]
+            self._add_to_index(leaders, keys, self.wanted(start, stop, info.boundaries), ready_step)
+            self.cached[row] = stop
+            if self.context.events is not None:
+                parent = hashes[start * scale - 1] if start else None
+                end = stop * self.block_size
+                self.context.events.stored(
+                    info.request, self.group_ids, self.spec, keys, parent, end, self.block_size
+                )
+        if self.context.fine_grained and scale > 1:
+            self._cache_inside(row, info, hashes, tokens // self.context.hash_block_size, ready_step)
+
+    def wanted(self, start: int, stop: int, boundaries: Sequence[int]) -> NDArray[np.bool_] | bool:
+        """Which of the blocks [start, stop) the retention policy wants."""
+        return self.context.retention.wanted_blocks(
+            start, stop, self.block_size, self.first_needed, self.max_reach, boundaries
+        )
+
+    def _cache_inside(self, row: int, info: Row, hashes: list[bytes], stop: int, ready_step: int) -> None:
+        """Records the hashes that end inside a block, of all blocks up to hash `stop`, the last one
+        unfilled.
+        """
+        scale, first = self.hashes_per_block, int(self.first_block[row])
+        stop = min(stop, len(hashes), (first + int(self.count[row])) * scale)
+        begin = max(info.partial_hashes.get(self.number, int(self.first_block[row]) * scale), first * scale)
+        for block in range(begin // scale, cdiv(stop, scale)):
+            low, high = max(begin, block * scale), min(stop, block * scale + scale - 1)
+            if high > low:
+                leader = self.ids[0, row, block - first : block - first + 1]
+                self.index.add_partial(int(leader[0]), hashes[low:high])
+                if self.pool.cached_by[leader[0]] != self.number:
+                    self.pool.set_cached(self.number, leader, True, ready_step)
+                else:
+                    # It was partly readable before; what this step adds to it is not.
+                    self.pool.ready_step[leader] = ready_step
+        info.partial_hashes[self.number] = max(begin, stop)
+
+    def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
+        if not self.skips:
+            return
+        first = int(self.first_block[row])
+        low = max(self.first_needed(boundary) // self.block_size, first)
+        high = min(boundary // self.block_size, int(self.cached[row]))
+        if high > low:
+            leaders = self.ids[0, row, low - first : high - first]
+            self.pool.promote(leaders[self.pool.cached_by[leaders] == self.number])
+
+    # All rows of a decode step
+
+    def capacities(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        return (self.first_block[rows] + self.count[rows]) * self.block_size
+
+    def next_cacheable(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        return (self.cached[rows] + 1) * self.block_size
+
+    def release_rows(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:
+        if not self.skips:
+            return
+        excess = self.skipped_tokens(computed) // self.block_size - self.first_block[rows]
+        for i in np.flatnonzero(excess > 0).tolist():
+            self._release_leading(int(rows[i]), int(excess[i]))
+
+    def needed_rows(self, rows: NDArray[np.intp], after: NDArray[np.int64]) -> NDArray[np.int64]:
+        held = self.first_block[rows] + self.count[rows]
+        return np.maximum(-(-after // self.block_size) - held, 0)
+
+    def extend_rows(
+        self, rows: NDArray[np.intp], num_units: NDArray[np.int64], after: NDArray[np.int64]
+    ) -> None:
+        total = int(num_units.sum())
+        if not total:
+            return
+        counts = self.count[rows]
+        self._reserve_width(int((counts + num_units).max()))
+        units = self.pool.take(self.number, total)
+        if (num_units == 1).all():
+            self.ids[:, rows, counts] = units
+        else:
+            targets = np.repeat(rows, num_units)
+            offsets = np.arange(total) - np.repeat(np.cumsum(num_units) - num_units, num_units)
+            self.ids[:, targets, np.repeat(counts, num_units) + offsets] = units
+        self.count[rows] = counts + num_units

@@ -1,0 +1,90 @@
+"""From hashes to cached units, for one manager."""
+
+import contextlib
+import itertools
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkv.pool import BlockPool
+
+
+class PrefixIndex:
+    """Which unit holds the block that ends a prefix of a given hash.
+
+    units: hash -> leader. Where two units have one hash both are kept; the first one cached is found. Read it
+    directly: `map(index.units.get, hashes)` is the fastest look-up there is.
+    """
+
+    def __init__(self, pool: BlockPool) -> None:
+        self._pool = pool
+        self.units: dict[bytes, int] = {}
+        self._duplicates: dict[bytes, list[int]] = {}
+        self._partial: dict[bytes, list[int]] = {}
+        self._partial_hashes: dict[int, list[bytes]] = {}
+
+    def __len__(self) -> int:
+        return len(self.units)
+
+    def add(self, hashes: list[bytes], leaders: list[int]) -> None:
+        """Records units that were not in the index."""
+        hash_of, find_or_add = self._pool.hash_of, self.units.setdefault
+        for block_hash, leader in zip(hashes, leaders, strict=True):
+            hash_of[leader] = block_hash
+            first = find_or_add(block_hash, leader)
+            if first != leader:
+                self._duplicates.setdefault(block_hash, [first]).append(leader)
+
+    def remove(self, leaders: NDArray[np.int32]) -> list[bytes]:
+        """Forgets units; returns the hashes that no unit has any more."""
+        gone: list[bytes] = []
+        hash_of, units = self._pool.hash_of, self.units
+        for leader in leaders.tolist():
+            block_hash = hash_of[leader]
+            hash_of[leader] = None
+            if self._partial_hashes:
+                self._remove_partial(leader)
+            if block_hash is None:
+                continue
+            same = self._duplicates.get(block_hash)
+            if same is None:
+                del units[block_hash]
+                gone.append(block_hash)
+                continue
+            same.remove(leader)
+            units[block_hash] = same[0]
+            if len(same) == 1:
+                del self._duplicates[block_hash]
+        return gone
+
+    def add_partial(self, leader: int, hashes: list[bytes]) -> None:
+        """Records that the unit's leading tokens end prefixes of these hashes, each shorter than its
+        block.
+        """
+        for block_hash in hashes:
+            self._partial.setdefault(block_hash, []).append(leader)
+        self._partial_hashes.setdefault(leader, []).extend(hashes)
+
+    def find_partial(self, block_hash: bytes) -> int | None:
+        """A unit whose leading tokens end the prefix, or None."""
+        found = self._partial.get(block_hash)
+        return found[0] if found else None
+
+    def num_partial(self, leader: int) -> int:
+        """Hashes recorded by `add_partial` for the unit."""
+        return len(self._partial_hashes.get(leader, ()))
+
+    def run(self, hashes: list[bytes], stop: int) -> list[int]:
+        """Leaders of the leading hashes that are all cached, at most `stop`."""
+        found: list[int] = []
+        # The first hash that is not cached ends the run; what was found before it stays in the list.
+        with contextlib.suppress(KeyError):
+            found.extend(map(self.units.__getitem__, itertools.islice(hashes, stop)))
+        return found
+
+    def _remove_partial(self, leader: int) -> None:
+        for block_hash in self._partial_hashes.pop(leader, ()):
+            same = self._partial[block_hash]
+            same.remove(leader)
+            if not same:
+                del self._partial[block_hash]

@@ -1,0 +1,204 @@
+"""Ids, reference counts and free units of one pool that all managers share.
+
+A manager serves groups with equal specs, which always move together. One position in its tables is a *unit*:
+`width` ids, one for each sibling group (or for each block of a recurrent state). The unit's first id, its
+*leader*, stands
+for all of them: reference count, hash and place in the free queues are kept for leaders only, so their cost
+does not depend on the number of groups.
+
+Free ids are given out in this order, so that nothing that a hit could use goes before something that none
+can: plain ids (no content worth anything), then weak units (cached, but at a place where the retention policy
+expects no hit), then strong ones; within a class the least recently freed first.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkv.pool.lru import LruQueue
+from jaxkv.specs import check_int
+
+NULL_BLOCK = 0
+"""The id that stands for no block: never given out, never read as data."""
+
+NOT_CACHED = -1
+
+EvictionListener = Callable[[NDArray[np.int32]], None]
+"""Told which units (leaders, all of one manager) lose their content, before it happens."""
+
+
+class BlockPool:
+    """Who holds which id.
+
+    refs: int32[num_blocks], holders of each unit, by leader. Ids that are not leaders stay at 0.
+    cached_by: int16[num_blocks], number of the manager in whose index the unit is, or NOT_CACHED.
+    strong: bool[num_blocks], whether the retention policy wants the cached unit.
+    ready_step: int64[num_blocks], first step that may read a cached unit's content before it runs.
+    hash_of: the hash of each cached unit, by leader.
+    num_free: ids that can be taken at once, cached ones included.
+    version: grows whenever a unit loses its content, so that a look-up's answer can be known to be stale.
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        check_int("num_blocks", num_blocks, 1)
+        self.num_blocks = num_blocks
+        self.refs: NDArray[np.int32] = np.zeros(num_blocks, np.int32)
+        self.cached_by: NDArray[np.int16] = np.full(num_blocks, NOT_CACHED, np.int16)
+        self.strong: NDArray[np.bool_] = np.zeros(num_blocks, np.bool_)
+        self.ready_step: NDArray[np.int64] = np.zeros(num_blocks, np.int64)
+        self.hash_of: list[bytes | None] = [None] * num_blocks
+        self.num_free = num_blocks - 1
+        self.version = 0
+        self._plain = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
+        self._num_plain = num_blocks - 1
+        stamps = np.zeros(num_blocks, np.int64)
+        self._stamps = stamps
+        self._next_stamp = 1
+        self._weak = LruQueue(stamps)
+        self._strong = LruQueue(stamps)
+        self._members: list[NDArray[np.int32] | None] = []
+        self._widths: list[int] = []
+        self._listeners: list[EvictionListener] = []
+
+    def register(self, width: int, on_evict: EvictionListener) -> int:
+        """Adds a manager whose units have `width` ids; returns its number."""
+        self._widths.append(width)
+        self._members.append(np.zeros((self.num_blocks, width), np.int32) if width > 1 else None)
+        self._listeners.append(on_evict)
+        return len(self._widths) - 1
+
+    def take(self, manager: int, num_units: int) -> NDArray[np.int32]:
+        """New units with one holder each: int32[width, num_units], row 0 the leaders.
+
+        The caller has made sure that num_units * width <= num_free.
+        """
+        width = self._widths[manager]
+        needed = num_units * width
+        if needed > self._num_plain:
+            self._evict(needed - self._num_plain)
+        stop = self._num_plain
+        self._num_plain -= needed
+        self.num_free -= needed
+        ids = self._plain[self._num_plain : stop][::-1].reshape(num_units, width).T.copy()
+        leaders = ids[0]
+        self.refs[leaders] = 1
+        members = self._members[manager]
+        if members is not None:
+            members[leaders] = ids.T
+        return ids
+
+    def members(self, manager: int, leaders: NDArray[np.int32]) -> NDArray[np.int32]:
+        """int32[width, n]: the ids of n units."""
+        members = self._members[manager]
+        return leaders[None, :] if members is None else members[leaders].T
+
+    def count_free(self, leaders: NDArray[np.int32]) -> int:
+        """How many of the units nobody holds."""
+        return len(leaders) - int(np.count_nonzero(self.refs[leaders]))
+
+    def touch(self, manager: int, leaders: NDArray[np.int32]) -> None:
+        """One more holder for each of int32[n] different units. Free ones leave the free queues."""
+        refs = self.refs[leaders]
+        freed = leaders[refs == 0]
+        self.refs[leaders] = refs + 1
+        if len(freed):
+            self._stamps[freed] = 0
+            self.num_free -= len(freed) * self._widths[manager]
+
+    def drop(self, manager: int, leaders: NDArray[np.int32]) -> NDArray[np.int32]:
+        """One holder less for each of int32[n] different units.
+
+        Units without content and without holder become plain ids. Returns the cached ones that nobody holds
+        any
+        more, in the order given: the caller must pass them to `enqueue`.
+        """
+        refs = self.refs[leaders] - 1
+        self.refs[leaders] = refs
+        if refs.any():
+            leaders = leaders[refs == 0]
+        cached = self.cached_by[leaders] != NOT_CACHED
+        num_cached = int(np.count_nonzero(cached))
+        if num_cached < len(leaders):
+            self._push_plain(manager, leaders[~cached])
+            leaders = leaders[cached]
+        self.num_free += num_cached * self._widths[manager]
+        return leaders
+
+    def enqueue(self, leaders: NDArray[np.int32]) -> None:
+        """Puts free cached units, of any managers, at the end of the free queues; the first given goes
+        first.
+        """
+        if not len(leaders):
+            return
+        strong = self.strong[leaders]
+        num_strong = int(np.count_nonzero(strong))
+        if num_strong < len(leaders):
+            self._weak.push(leaders[~strong] if num_strong else leaders, self._next_stamp)
+        if num_strong:
+            self._strong.push(leaders[strong] if num_strong < len(leaders) else leaders, self._next_stamp)
+        self._next_stamp += len(leaders)
+
+    def promote(self, leaders: NDArray[np.int32]) -> None:
+        """Makes cached units strong; free ones move to the end of the strong queue."""
+        weak = leaders[~self.strong[leaders]]
+        self.strong[weak] = True
+        self.enqueue(weak[self.refs[weak] == 0])
+
+    def set_cached(
+        self, manager: int, leaders: NDArray[np.int32], strong: NDArray[np.bool_] | bool, ready_step: int
+    ) -> None:
+        """Units that somebody holds get content worth keeping. Their hashes are the manager's to record."""
+        self.cached_by[leaders] = manager
+        self.strong[leaders] = strong
+        self.ready_step[leaders] = ready_step
+
+    def forget(self, manager: int, leaders: NDArray[np.int32]) -> None:
+        """Units lose their content: free ones become plain ids, held ones stay with their holders."""
+        if not len(leaders):
+            return
+        self._listeners[manager](leaders)
+        self.version += 1
+        self.cached_by[leaders] = NOT_CACHED
+        free = leaders[self.refs[leaders] == 0]
+        if len(free):
+            self._stamps[free] = 0
+            self.num_free -= len(free) * self._widths[manager]
+            self._push_plain(manager, free)
+
+    def cached_units(self, manager: int) -> NDArray[np.int32]:
+        """int32[n]: leaders of all units in the manager's index, held or free."""
+        return np.flatnonzero(self.cached_by == manager).astype(np.int32)
+
+    def plain_ids(self) -> NDArray[np.int32]:
+        """int32[n]: free ids without content, the next to be given out last."""
+        return self._plain[: self._num_plain]
+
+    def free_units(self) -> NDArray[np.int32]:
+        """int32[n]: leaders of free cached units, the next to be evicted first."""
+        return np.concatenate([self._weak.leaders(), self._strong.leaders()])
+
+    def ids_of(self, leader: int, manager: int) -> list[int]:
+        """The ids of one unit."""
+        return self.members(manager, np.array([leader], np.int32))[:, 0].tolist()
+
+    def _push_plain(self, manager: int, leaders: NDArray[np.int32]) -> None:
+        ids = self.members(manager, leaders).ravel()
+        self._plain[self._num_plain : self._num_plain + len(ids)] = ids
+        self._num_plain += len(ids)
+        self.num_free += len(ids)
+
+    def _evict(self, num_ids: int) -> None:
+        """Turns cached free units into at least `num_ids` plain ids."""
+        widest = max(self._widths)
+        goal = self._num_plain + num_ids
+        while self._num_plain < goal:
+            num_units = -(-(goal - self._num_plain) // widest)
+            leaders = self._weak.pop(num_units)
+            if len(leaders) < num_units:
+                leaders = np.concatenate([leaders, self._strong.pop(num_units - len(leaders))])
+            if not len(leaders):
+                raise RuntimeError(f"{goal - self._num_plain} ids more were promised than are free")
+            owners = self.cached_by[leaders]
+            for manager in np.unique(owners).tolist():
+                self.forget(manager, leaders[owners == manager])

@@ -1,0 +1,64 @@
+"""A queue of free cached units, least recently freed first, from which units can be taken at any place."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class LruQueue:
+    """Leaders of free units in the order in which they were freed. Removal is lazy.
+
+    Every entry carries a stamp, and `stamps[leader]` holds the stamp of the leader's valid entry: whoever
+    takes a unit out of the queue sets it to 0, and the old entry is skipped when it comes to the front. So
+    freeing, touching and evicting thousands of units are a few numpy calls each. Queues that share `stamps`
+    must draw their stamps from one counter.
+    """
+
+    def __init__(self, stamps: NDArray[np.int64]) -> None:
+        self._stamps = stamps
+        self._leaders = np.zeros(2 * len(stamps), np.int32)
+        self._entry_stamps = np.zeros(2 * len(stamps), np.int64)
+        self._head = 0
+        self._tail = 0
+
+    def push(self, leaders: NDArray[np.int32], first_stamp: int) -> None:
+        """Appends int32[n] leaders; the first gets `first_stamp` and is the first to go."""
+        n = len(leaders)
+        if self._tail + n > len(self._leaders):
+            self._compact()
+        new = np.arange(first_stamp, first_stamp + n)
+        self._leaders[self._tail : self._tail + n] = leaders
+        self._entry_stamps[self._tail : self._tail + n] = new
+        self._stamps[leaders] = new
+        self._tail += n
+
+    def pop(self, n: int) -> NDArray[np.int32]:
+        """Takes out up to `n` leaders, the oldest first; fewer only where the queue has no more."""
+        taken: list[NDArray[np.int32]] = []
+        missing = n
+        while missing and self._head < self._tail:
+            stop = min(self._tail, self._head + max(64, 2 * missing))
+            valid = np.flatnonzero(self._valid(self._head, stop))[:missing]
+            chosen = self._leaders[self._head + valid]
+            self._stamps[chosen] = 0
+            self._head = stop if len(valid) < missing else self._head + int(valid[-1]) + 1
+            missing -= len(valid)
+            taken.append(chosen)
+        return np.concatenate(taken) if taken else np.empty(0, np.int32)
+
+    def leaders(self) -> NDArray[np.int32]:
+        """int32[n]: what is in the queue, the next to be evicted first."""
+        return self._leaders[self._head : self._tail][self._valid(self._head, self._tail)]
+
+    def _valid(self, start: int, stop: int) -> NDArray[np.bool_]:
+        return self._stamps[self._leaders[start:stop]] == self._entry_stamps[start:stop]
+
+    def _compact(self) -> None:
+        """Drops skipped entries. A leader has at most one valid entry, so at least half of the room is
+        freed.
+        """
+        valid = self._valid(self._head, self._tail)
+        leaders = self._leaders[self._head : self._tail][valid]
+        stamps = self._entry_stamps[self._head : self._tail][valid]
+        self._leaders[: len(leaders)] = leaders
+        self._entry_stamps[: len(leaders)] = stamps
+        self._head, self._tail = 0, len(leaders)

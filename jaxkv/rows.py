@@ -1,0 +1,103 @@
+"""Which request is in which row, and how far each row has come: arrays with one entry a row."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkv.managers import NEVER, Manager, Row
+from jaxkv.managers.base import grown
+
+
+class Progress(NamedTuple):
+    """Where a row stands. computed: tokens before its last step. position: tokens after it. step: its
+    number.
+    """
+
+    computed: int
+    position: int
+    step: int
+
+
+class CacheRows:
+    """Rows of the managers' tables.
+
+    computed, position, last_step: int64[rows], see Progress; all 0 where no request is.
+    capacity: int64[rows], tokens a row can reach without any work on it.
+    cache_at: int64[rows], tokens at which it has something new to cache; NEVER where caching is put off.
+    """
+
+    def __init__(self, managers: tuple[Manager, ...], num_rows: int) -> None:
+        self._managers = managers
+        self._row_of: dict[str, int] = {}
+        self._infos: list[Row | None] = []
+        self._unused: list[int] = []
+        self.computed: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.position: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.last_step: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.capacity: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.cache_at: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._grow(num_rows)
+
+    def __len__(self) -> int:
+        """Requests that have a row."""
+        return len(self._row_of)
+
+    def find(self, request_id: str) -> int:
+        """The request's row, or -1."""
+        return self._row_of.get(request_id, -1)
+
+    def info(self, row: int) -> Row:
+        info = self._infos[row]
+        if info is None:
+            raise KeyError(row)
+        return info
+
+    def open(self, request_id: str, info: Row) -> int:
+        """A row for a request that has none: the lowest that is unused."""
+        if not self._unused:
+            self._grow(2 * len(self._infos))
+        row = self._unused.pop()
+        self._row_of[request_id] = row
+        self._infos[row] = info
+        return row
+
+    def close(self, request_id: str) -> int:
+        """Ends the request's tenancy; returns the row."""
+        row = self._row_of.pop(request_id)
+        self._infos[row] = None
+        self._unused.append(row)
+        self.computed[row] = self.position[row] = self.last_step[row] = self.capacity[row] = 0
+        self.cache_at[row] = NEVER
+        return row
+
+    def active(self) -> NDArray[np.intp]:
+        """intp[n]: rows that hold a request."""
+        return np.flatnonzero(self.position)
+
+    def to_cache(self) -> NDArray[np.intp]:
+        """intp[n]: rows that have something complete that is not in the index."""
+        return np.flatnonzero(self.position >= self.cache_at)
+
+    def progress(self, row: int) -> Progress:
+        return Progress(int(self.computed[row]), int(self.position[row]), int(self.last_step[row]))
+
+    def refresh(self, rows: NDArray[np.intp]) -> None:
+        """Asks the managers anew when these rows need work."""
+        capacity, cache_at = self._managers[0].capacities(rows), np.full(len(rows), NEVER)
+        for manager in self._managers:
+            capacity = np.minimum(capacity, manager.capacities(rows))
+            if manager.cacheable:
+                cache_at = np.minimum(cache_at, manager.next_cacheable(rows))
+        self.capacity[rows] = capacity
+        self.cache_at[rows] = cache_at
+
+    def _grow(self, num_rows: int) -> None:
+        have = len(self._infos)
+        for name in ("computed", "position", "last_step", "capacity", "cache_at"):
+            setattr(self, name, grown(getattr(self, name), (num_rows,)))
+        self.cache_at[have:] = NEVER
+        self._infos.extend([None] * (num_rows - have))
+        self._unused.extend(range(num_rows - 1, have - 1, -1))
+        for manager in self._managers:
+            manager.grow_rows(num_rows)
