@@ -10,6 +10,9 @@ from pallas_kernels.batch import GroupTable, RaggedBatch
 from pallas_kernels.layout import LANES, AttentionPageLayout
 from pallas_kernels.reference import paged_attention_reference, write_kv_reference
 from pallas_kernels.settings import AttentionSettings
+from pallas_kernels.tpu.attention import paged_attention_tpu
+from pallas_kernels.tpu.support import refuses_on_tpu
+from pallas_kernels.tpu.write import write_kv_tpu
 from pallas_kernels.xla.attention import paged_attention_xla
 from pallas_kernels.xla.write import write_kv_xla
 
@@ -21,25 +24,27 @@ class Implementation(NamedTuple):
 
     attend: Callable[[jax.Array, jax.Array, RaggedBatch, GroupTable, AttentionSettings], jax.Array]
     write: Callable[[jax.Array, jax.Array, jax.Array, RaggedBatch, GroupTable, AttentionSettings], jax.Array]
-    refuses: Callable[[AttentionPageLayout], str | None]
+    refuses: Callable[[AttentionPageLayout, GroupTable], str | None]
 
 
-def _refuses_nothing(layout: AttentionPageLayout) -> str | None:
-    del layout
-    return None
+def _refuses_nothing(layout: AttentionPageLayout, table: GroupTable) -> None:
+    del layout, table
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "reference": Implementation(paged_attention_reference, write_kv_reference, _refuses_nothing),
     "xla": Implementation(paged_attention_xla, write_kv_xla, _refuses_nothing),
+    "pallas_tpu": Implementation(paged_attention_tpu, write_kv_tpu, refuses_on_tpu),
 }
 _FIRST_CHOICE = {"tpu": "pallas_tpu"}
 _FALLBACK = "xla"
 _already_said: set[str] = set()
 
 
-def choose_implementation(layout: AttentionPageLayout, name: str | None = None) -> Implementation:
-    """The implementation called `name`, or the platform's first choice that serves `layout`.
+def choose_implementation(
+    layout: AttentionPageLayout, table: GroupTable, name: str | None = None
+) -> Implementation:
+    """The implementation called `name`, or the platform's first choice if it serves these shapes.
 
     A shape that the platform's first choice does not serve falls back to "xla" and is logged once. Raises
     ValueError for an unknown name, and for a shape that the implementation asked for by name does not serve.
@@ -47,12 +52,12 @@ def choose_implementation(layout: AttentionPageLayout, name: str | None = None) 
     if name is not None:
         if name not in IMPLEMENTATIONS:
             raise ValueError(f"unknown implementation {name!r}, known: {', '.join(IMPLEMENTATIONS)}")
-        reason = IMPLEMENTATIONS[name].refuses(layout)
+        reason = IMPLEMENTATIONS[name].refuses(layout, table)
         if reason is not None:
             raise ValueError(f"implementation {name!r} does not serve {layout}: {reason}")
         return IMPLEMENTATIONS[name]
     first = _FIRST_CHOICE.get(jax.default_backend(), _FALLBACK)
-    reason = IMPLEMENTATIONS[first].refuses(layout)
+    reason = IMPLEMENTATIONS[first].refuses(layout, table)
     if reason is None:
         return IMPLEMENTATIONS[first]
     message = f"{first} does not serve {layout} ({reason}): using {_FALLBACK}"
@@ -96,7 +101,7 @@ def paged_attention(
         raise ValueError(
             f"q must be [T, multiple of {layout.num_kv_heads}, {layout.head_size}], got {list(q.shape)}"
         )
-    return choose_implementation(layout, implementation).attend(q, pages, batch, table, settings)
+    return choose_implementation(layout, table, implementation).attend(q, pages, batch, table, settings)
 
 
 def write_kv(
@@ -121,7 +126,7 @@ def write_kv(
     wanted = (batch.positions.shape[0], layout.num_kv_heads, layout.head_size)
     if k.shape != wanted or v.shape != wanted:
         raise ValueError(f"k and v must be {list(wanted)}, got {list(k.shape)} and {list(v.shape)}")
-    return choose_implementation(layout, implementation).write(pages, k, v, batch, table, settings)
+    return choose_implementation(layout, table, implementation).write(pages, k, v, batch, table, settings)
 
 
 def _check_pool(pages: jax.Array, layout: AttentionPageLayout) -> None:

@@ -14,12 +14,12 @@ from jax import lax
 
 from pallas_kernels.batch import GroupTable, RaggedBatch
 from pallas_kernels.settings import AttentionSettings
-from pallas_kernels.xla.chunks import Softmax, attend_chunk, gather_blocks, hide_values
+from pallas_kernels.xla.chunks import Live, Softmax, attend_chunk, gather_blocks
 
 LARGE_CHUNK = 2048  # tokens of a decode's chunk while many are left
 SMALL_CHUNK = 128  # tokens of a decode's chunk for what is left
 QUERY_TILE = 128
-PREFILL_CHUNK = 512
+PREFILL_CHUNK = 256
 
 
 class _Span(NamedTuple):
@@ -169,11 +169,12 @@ def _attend_entries(
     # Slots before `entry` were added by the previous chunk.
     begin = jnp.maximum(span.start, first_position + (entry - base) * layout.block_size)
     live = (positions >= begin) & (positions < span.stop)
-    chunk = gather_blocks(pages, ids * settings.layer_slots + settings.layer_slot, layout)
+    page_ids = ids * settings.layer_slots + settings.layer_slot
+    chunk = gather_blocks(pages, page_ids, Live(begin - first_position, span.stop - first_position), layout)
     visible = live[None, :]
     if tile.after is not None and tile.until is not None:
         visible = visible & (positions > tile.after[:, None]) & (positions <= tile.until[:, None])
-    return attend_chunk(state, tile.q, hide_values(chunk, live), visible, settings)
+    return attend_chunk(state, tile.q, chunk, visible, settings)
 
 
 def _blocks_of(tokens: int, table: GroupTable, settings: AttentionSettings) -> int:

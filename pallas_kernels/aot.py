@@ -1,0 +1,41 @@
+"""Compiling for a TPU that is not there: `jax.experimental.topologies` needs libtpu, no device."""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+ACCELERATOR_TYPES = {"v5e": "v5litepod-1", "v6e": "v6e-1", "tpu7x": "tpu7x-2"}
+_TOPOLOGIES = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "tpu7x": "tpu7x:1x1x1"}
+
+
+@cache
+def tpu_sharding(chip: str) -> NamedSharding:
+    """A sharding that places an array on one described device of `chip`. Raises ValueError for an unknown chip."""
+    if chip not in _TOPOLOGIES:
+        raise ValueError(f"unknown chip {chip!r}, known: {', '.join(_TOPOLOGIES)}")
+    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", ACCELERATOR_TYPES[chip])
+    described = topologies.get_topology_desc(_TOPOLOGIES[chip], platform="tpu")
+    return NamedSharding(Mesh(described.devices[:1], ("device",)), PartitionSpec())
+
+
+def compile_for_tpu(
+    function: Callable[..., Any], arguments: Sequence[Any], *, chip: str, donate: int | None = None
+) -> jax.stages.Compiled:
+    """`function` compiled for one device of `chip` ("v5e", "v6e", "tpu7x").
+
+    `arguments` are pytrees of arrays or `jax.ShapeDtypeStruct`; `donate` is the index of a donated one.
+    """
+    sharding = tpu_sharding(chip)
+    placed = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tuple(arguments)
+    )
+    jitted = jax.jit(function, donate_argnums=() if donate is None else (donate,))
+    with jax.set_mesh(sharding.mesh):
+        return jitted.lower(*placed).compile()

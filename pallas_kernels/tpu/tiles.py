@@ -1,0 +1,93 @@
+"""Cutting a step's queries into tiles, and putting the tiles' results back in token order."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.batch import RaggedBatch
+
+
+class TileSchedule(NamedTuple):
+    """What each tile computes, int32 `[N]`; live tiles come first.
+
+    `seq` is the sequence, `position` that of the tile's first query, `count` its queries (0: nothing to do).
+    """
+
+    seq: jax.Array
+    position: jax.Array
+    count: jax.Array
+
+
+class TiledQueries(NamedTuple):
+    """`q [N, Hkv, rows, D]` with row `token * group + member` of each KV head, rows padded; its schedule."""
+
+    q: jax.Array
+    schedule: TileSchedule
+
+
+def decode_tiles(q: jax.Array, batch: RaggedBatch, heads: int, row_multiple: int) -> TiledQueries:
+    """One tile of one query for each sequence; only the first `num_decodes` are live."""
+    rows = batch.seq_lens.shape[0]
+    tokens, q_heads, head_size = q.shape
+    first = jnp.pad(q, ((0, max(rows - tokens, 0)), (0, 0), (0, 0)))[:rows]
+    grouped = first.reshape(rows, heads, q_heads // heads, head_size)
+    seq = jnp.arange(rows, dtype=jnp.int32)
+    live = seq < batch.num_decodes
+    return TiledQueries(
+        _pad_rows(grouped, row_multiple),
+        TileSchedule(seq, jnp.where(live, batch.seq_lens - 1, 0), live.astype(jnp.int32)),
+    )
+
+
+def prefill_tiles(q: jax.Array, batch: RaggedBatch, heads: int, size: int, row_multiple: int) -> TiledQueries:
+    """Tiles of up to `size` queries of one sequence, for the sequences after the decodes."""
+    tokens, q_heads, head_size = q.shape
+    starts, rows = batch.query_starts, batch.seq_lens.shape[0]
+    last_tile = jnp.cumsum(_tiles_of_sequences(batch, size))
+    tile = jnp.arange(-(-tokens // size) + rows, dtype=jnp.int32)
+    seq = jnp.minimum(jnp.searchsorted(last_tile, tile, side="right"), rows - 1).astype(jnp.int32)
+    before = jnp.where(seq > 0, last_tile[seq - 1], 0)
+    first = starts[seq] + (tile - before) * size
+    count = jnp.where(tile < last_tile[-1], jnp.minimum(starts[seq + 1] - first, size), 0)
+    position = jnp.where(count > 0, batch.seq_lens[seq] - starts[seq + 1] + first, 0)
+    members = jnp.clip(first[:, None] + jnp.arange(size), 0, tokens - 1)
+    group = q_heads // heads
+    tiled = q[members].reshape(tile.shape[0], size, heads, group, head_size).transpose(0, 2, 1, 3, 4)
+    tiled = tiled.reshape(tile.shape[0], heads, size * group, head_size)
+    return TiledQueries(_pad_rows(tiled, row_multiple), TileSchedule(seq, position, count))
+
+
+def merge_tiles(
+    decoded: jax.Array, prefilled: jax.Array, batch: RaggedBatch, size: int, shape: tuple[int, int, int]
+) -> jax.Array:
+    """Results `[N, Hkv, rows, D]` of both kinds of tiles in token order, `shape` = `[T, Hq, D]`; zeros for padding."""
+    tokens, q_heads, head_size = shape
+    heads = decoded.shape[1]
+    group = q_heads // heads
+    rows = batch.seq_lens.shape[0]
+    seq = jnp.minimum(batch.seq_ids, rows - 1)
+    one = decoded[seq, :, :group].reshape(shape)
+
+    per_sequence = _tiles_of_sequences(batch, size)
+    offset = jnp.arange(tokens) - batch.query_starts[seq]
+    tile = jnp.clip(
+        (jnp.cumsum(per_sequence) - per_sequence)[seq] + offset // size, 0, prefilled.shape[0] - 1
+    )
+    by_token = prefilled[:, :, : size * group].reshape(-1, heads, size, group, head_size)
+    many = by_token[tile, :, offset % size].reshape(shape)
+    merged = jnp.where((seq < batch.num_decodes)[:, None, None], one, many)
+    return jnp.where((batch.seq_ids < rows)[:, None, None], merged, 0)
+
+
+def _tiles_of_sequences(batch: RaggedBatch, size: int) -> jax.Array:
+    """Prefill tiles that each sequence has, int32 `[S]`: 0 for decodes and padding rows."""
+    index = jnp.arange(batch.seq_lens.shape[0])
+    lengths = batch.query_starts[1:] - batch.query_starts[:-1]
+    in_prefill = (index >= batch.num_decodes) & (index < batch.num_seqs)
+    return jnp.where(in_prefill, -(-lengths // size), 0).astype(jnp.int32)
+
+
+def _pad_rows(x: jax.Array, multiple: int) -> jax.Array:
+    """Rows (axis 2) padded with zeros to a multiple."""
+    return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % multiple), (0, 0)))
