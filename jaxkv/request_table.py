@@ -135,7 +135,7 @@ class RequestTable:
         self.tokens[row, start : start + len(token_ids)] = token_ids
         self.num_tokens[row] = start + len(token_ids)
 
-    def add_placeholders(self, rows: NDArray[np.intp]) -> None:
+    def add_placeholders(self, rows: NDArray[np.integer]) -> None:
         """Each row is to get one more token, from a step just scheduled."""
         positions = self.num_tokens[rows] + self.num_placeholders[rows]
         if len(rows):
@@ -143,14 +143,14 @@ class RequestTable:
         self.tokens[rows, positions] = NO_TOKEN
         self.num_placeholders[rows] += 1
 
-    def fill_placeholders(self, rows: NDArray[np.intp], token_ids: NDArray[np.int32]) -> None:
+    def fill_placeholders(self, rows: NDArray[np.integer], token_ids: NDArray[np.int32]) -> None:
         """The oldest missing token of each row has arrived."""
         positions = self.num_tokens[rows]
         self.tokens[rows, positions] = token_ids
         self.num_tokens[rows] = positions + 1
         self.num_placeholders[rows] -= 1
 
-    def ends_at(self, rows: NDArray[np.intp], token_ids: NDArray[np.int32]) -> NDArray[np.bool_]:
+    def ends_at(self, rows: NDArray[np.integer], token_ids: NDArray[np.int32]) -> NDArray[np.bool_]:
         """bool[n]: whether the token is one of its row's end tokens."""
         return (self.end_tokens[rows] == token_ids[:, None]).any(axis=1)
 

@@ -14,11 +14,12 @@ import numpy as np
 
 from jaxkv.errors import JaxkvError
 from jaxkv.planning.plan import CachePlan
-from jaxkv.request import Request
+from jaxkv.request import Request, RequestStatus
 from jaxkv.scheduling.demand import GroupDemand, Holding
 
 if TYPE_CHECKING:
-    from jaxkv.cache_manager import KVCacheManager, PrefixHit
+    from jaxkv.cache_manager import KVCacheManager
+    from jaxkv.hits import PrefixHit
 
 
 class Admission:
@@ -47,18 +48,26 @@ class Admission:
             return
         fitting = bisect_right(range(num_tokens + 1), usable, key=self.blocks_alone) - 1
         raise JaxkvError(
-            f"request {request.request_id!r} of {request.num_tokens} prompt tokens can grow to {num_tokens} tokens in "
-            f"the cache, which take {needed} blocks, but the pool has {usable} usable blocks: at most {fitting} "
-            "tokens fit"
+            f"request {request.request_id!r} of {request.num_tokens} prompt tokens can grow to {num_tokens} "
+            f"tokens in the cache, which take {needed} blocks, but the pool has {usable} usable blocks: at "
+            f"most {fitting} tokens fit"
         )
 
-    def fits(self, request: Request, hit: "PrefixHit", prefilling: Sequence[Request], *, idle: bool) -> bool:
-        """Whether the request can start now, given the running requests that are still reading their prompts.
+    def fits(
+        self, request: Request, hit: "PrefixHit", prefilling: Sequence[Request], num_running: int
+    ) -> bool:
+        """Whether the request can start now, beside `num_running` others of which `prefilling` still read
+        their prompts.
 
-        idle: nothing runs, so no blocks need be left for others to grow into.
+        Beside others it must leave the watermark free. One that was preempted must also leave everybody,
+        itself included, the next block of each group: otherwise it would soon lose its blocks again.
         """
         pool = self._kv.pool
-        available = self._kv.num_free_blocks - (0 if idle else self._watermark_blocks)
+        available = self._kv.num_free_blocks
+        if num_running:
+            available -= self._watermark_blocks
+            if request.status is RequestStatus.PREEMPTED:
+                available -= (num_running + 1) * sum(demand.width for demand in self._demands)
         num_tokens = [*(r.num_tokens for r in prefilling), request.num_tokens]
         wanted = 0
         for manager, demand, part in zip(self._managers, self._demands, hit.parts, strict=True):

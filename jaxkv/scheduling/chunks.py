@@ -11,6 +11,8 @@ def chunk_end(start: int, limit: int, prefill_end: int, alignment: int, keep: Co
     of `alignment` where it reaches one. A chunk too small to reach one ends anywhere: its state runs on in
     the next chunk.
     """
+    if not keep:
+        return limit
     stops = [position for position in keep if start < position < limit]
     if stops:
         return min(stops)

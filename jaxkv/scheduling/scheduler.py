@@ -191,11 +191,11 @@ class Scheduler:
         finished = []
         for index in np.flatnonzero(ended).tolist():
             request = self.table.request(int(rows[index]))
-            status = (
-                RequestStatus.FINISHED_STOPPED if stopped[index] else RequestStatus.FINISHED_LENGTH_CAPPED
+            self._life.end(
+                request,
+                RequestStatus.FINISHED_STOPPED if stopped[index] else RequestStatus.FINISHED_LENGTH_CAPPED,
             )
-            self._life.end(request, status)
-            finished.append(FinishedRequest(request, status))
+            finished.append(FinishedRequest(request, "stop" if stopped[index] else "length"))
         return tuple(finished)
 
     def _check_results(

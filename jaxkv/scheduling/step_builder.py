@@ -1,6 +1,5 @@
 """Puts one step together: which rows, how many tokens each, who is admitted, who loses its blocks."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -15,6 +14,7 @@ from jaxkv.scheduling.lifecycle import Lifecycle
 
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
+    from jaxkv.hits import PrefixHit
 
 
 @dataclass
@@ -22,7 +22,6 @@ class StepDraft:
     """The rows chosen so far.
 
     decodes: rows of one token each, in pieces. chunk_rows, chunk_sizes: the others and their tokens.
-    prefilling: rows of this step that were reading their prompt before it, whatever their number of tokens.
     stalled: whether some running row found no block and waits.
     """
 
@@ -133,13 +132,14 @@ class StepBuilder:
             return False
         return True
 
-    def _chunk_size(self, request: Request, start: int, budget: int) -> int:
+    def _chunk_size(self, request: Request, start: int, budget: int, hit: "PrefixHit | None" = None) -> int:
+        """Tokens of the prompt's next chunk; `hit` is given where the request has no row yet."""
         end = request.num_tokens
         limit = min(end, start + budget)
         threshold = self._config.long_prefill_token_threshold
         if threshold and len(self._life) > 1:
             limit = min(limit, start + threshold)
-        keep: Sequence[int] = self._kv.checkpoint_positions(request)
+        keep = self._kv.checkpoint_positions(request, hit)
         return chunk_end(start, limit, end, self._kv.chunk_alignment, keep) - start
 
     # Waiting requests
@@ -162,8 +162,8 @@ class StepBuilder:
                 # Its prefix ends in a state that this very step computes.
                 skipped.add(request.request_id)
                 continue
-            size = self._chunk_size(request, hit.num_tokens, draft.budget)
-            fits = self._admission.fits(request, hit, self._prefilling(), idle=not len(self._life.running))
+            size = self._chunk_size(request, hit.num_tokens, draft.budget, hit)
+            fits = self._admission.fits(request, hit, self._prefilling(), len(self._life.running))
             if not fits or self._kv.allocate_slots(request, size, hit=hit) is None:
                 self._refused = state
                 return
@@ -178,7 +178,14 @@ class StepBuilder:
 
     def _retry_state(self, request: Request) -> tuple[object, ...]:
         """What an admission depends on. While it stays the same, a refused request would be refused again."""
-        return ()
+        rows = self._life.running.rows
+        return (
+            request.request_id,
+            len(rows),
+            self._kv.num_free_blocks,
+            self._kv.pool.version,
+            int(self._table.num_computed[rows[self._table.prefilling[rows]]].sum()),
+        )
 
 
 @dataclass
