@@ -1,6 +1,6 @@
 """KVCacheManager: what a scheduler calls. Looks prompts up, gives out blocks, caches and frees them."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from jaxkv.lookup import PrefixLookup
 from jaxkv.managers import (
     NEVER,
     NO_PART,
+    Filled,
     HitPart,
     MambaManager,
     ManagerContext,
@@ -284,13 +285,13 @@ class KVCacheManager:
         self.rows.last_step[row] = self.clock.step
         if delay_cache_blocks:
             self._delayed.add(row)
-        self.cache_rows([row])
+        self._cache_row(row)
         self._refresh(row)
 
     def _let_go(self, row: int, computed: int) -> None:
         """Frees what no token after the first `computed` reads. What is complete is cached before."""
         if self.rows.position[row] >= self.rows.cache_at[row]:
-            self.cache_rows([row])
+            self._cache_row(row)
         for manager in self.managers:
             manager.release_skipped(row, computed)
 
@@ -314,31 +315,41 @@ class KVCacheManager:
                 f"{num_computed_tokens} cannot be computed"
             )
         self._delayed.discard(row)
-        self._cache_row(row, num_computed_tokens)
+        filled = self._filled(row, num_computed_tokens)
+        for manager in self._cacheable:
+            manager.cache(row, filled)
         self._refresh(row)
 
-    def cache_rows(self, rows: Iterable[int]) -> None:
+    def cache_rows(self, rows: NDArray[np.intp]) -> None:
         """Caches what each row has completed."""
-        for row in rows:
-            if row not in self._delayed:
-                self._cache_row(row, int(self.rows.position[row]))
-
-    def _cache_row(self, row: int, num_tokens: int) -> None:
         if not self._cacheable:
             return
-        info, progress = self.rows.info(row), self.rows.progress(row)
+        if self._delayed:
+            rows = rows[~np.isin(rows, list(self._delayed))]
+        positions = self.rows.position[rows].tolist()
+        filled = [self._filled(row, tokens) for row, tokens in zip(rows.tolist(), positions, strict=True)]
+        for manager in self._cacheable:
+            manager.cache_rows(rows, filled)
+
+    def _cache_row(self, row: int) -> None:
+        if self._cacheable and row not in self._delayed:
+            filled = self._filled(row, int(self.rows.position[row]))
+            for manager in self._cacheable:
+                manager.cache(row, filled)
+
+    def _filled(self, row: int, num_tokens: int) -> Filled:
+        info = self.rows.info(row)
         # Tokens that are not known yet have no hash: drafts, and samples that are still on the device.
         num_tokens = min(num_tokens, info.request.num_tokens)
         hashes = info.request.block_hashes(self.hasher)
-        ready_step = progress.step + 1 if self.clock.step else 0
-        for manager in self._cacheable:
-            manager.cache(row, info, hashes, num_tokens, progress.position, ready_step)
+        ready_step = int(self.rows.last_step[row]) + 1 if self.clock.step else 0
+        return Filled(info, hashes, num_tokens, int(self.rows.position[row]), ready_step)
 
     def _flush_caching(self) -> None:
         """Catches up with rows that were advanced without being looked at."""
         rows = self.rows.to_cache()
         if len(rows):
-            self.cache_rows(rows.tolist())
+            self.cache_rows(rows)
             self.rows.refresh(rows)
 
     # Letting go
@@ -357,7 +368,7 @@ class KVCacheManager:
         """
         row = self.rows.find(request.request_id)
         if row >= 0:
-            self.cache_rows([row])
+            self._cache_row(row)
             if not self.retention.is_dense and row not in self._delayed:
                 keep_end(self, row)
             free_row(self, row)
@@ -398,7 +409,9 @@ class KVCacheManager:
         self._has_lazy_rows = True
 
     def let_go_of_all(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:
-        """Frees what these rows leave behind once `computed` tokens are settled, and what all others already have."""
+        """Frees what these rows leave behind once `computed` tokens are settled, and what all others already
+        have.
+        """
         self._flush_caching()
         for manager in self.managers:
             manager.release_rows(rows, computed)

@@ -57,7 +57,7 @@ def _give_blocks(
     """Blocks for the leading ones of the rows at indices `due`, as many as fit; returns their number."""
     due_rows, due_after = rows[due], after[due]
     # What the rows completed is cached before anything of it is let go of.
-    cache.cache_rows(due_rows.tolist())
+    cache.cache_rows(due_rows)
     for manager in cache.managers:
         manager.release_rows(due_rows, due_after - 1)
     needed = [manager.needed_rows(due_rows, due_after) for manager in cache.managers]

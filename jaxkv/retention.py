@@ -83,6 +83,8 @@ class Retention(NamedTuple):
         """
         if self.interval is None:
             return True
+        if not self.interval and (not boundaries or boundaries[-1] <= start * block_size):
+            return False
         lowest, highest = start * block_size, stop * block_size + max_reach
         lengths = {
             length

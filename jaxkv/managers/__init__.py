@@ -1,6 +1,17 @@
 """One manager for each distinct spec of a plan; each owns the blocks of its groups for all requests."""
 
-from jaxkv.managers.base import NEVER, NO_PART, Finder, HitPart, Manager, ManagerContext, Row, Span, StepClock
+from jaxkv.managers.base import (
+    NEVER,
+    NO_PART,
+    Filled,
+    Finder,
+    HitPart,
+    Manager,
+    ManagerContext,
+    Row,
+    Span,
+    StepClock,
+)
 from jaxkv.managers.make import make_managers
 from jaxkv.managers.mamba import MambaManager, StateUnits
 from jaxkv.managers.positional import PositionalManager
@@ -8,6 +19,7 @@ from jaxkv.managers.positional import PositionalManager
 __all__ = [
     "NEVER",
     "NO_PART",
+    "Filled",
     "Finder",
     "HitPart",
     "MambaManager",

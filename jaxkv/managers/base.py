@@ -75,6 +75,20 @@ class Row:
     partial_hashes: dict[int, int] = field(default_factory=dict)
 
 
+class Filled(NamedTuple):
+    """What a row has got to. hashes: of its known tokens. tokens: computed ones that are known.
+
+    position: computed ones, known or not. ready_step: first step that may read a state, or copy a block, that
+    the row's last step writes.
+    """
+
+    info: Row
+    hashes: list[bytes]
+    tokens: int
+    position: int
+    ready_step: int
+
+
 @dataclass(slots=True)
 class StepClock:
     """Number of the step being scheduled; 0 as long as nobody counts steps."""
@@ -172,13 +186,26 @@ class Manager(ABC):
         leaders: NDArray[np.int32],
         keys: list[bytes],
         strong: NDArray[np.bool_] | bool,
-        ready_step: int,
+        ready_step: NDArray[np.int64] | int,
     ) -> None:
         """Units that a row holds can be found from now on, by these hashes."""
         self.index.add(keys, leaders.tolist())
         self.pool.set_cached(self.number, leaders, strong, ready_step)
         if self.context.residency is not None:
             self.context.residency.cached(leaders, self.context.clock.step)
+
+    def _let_go(self, leaders: NDArray[np.int32]) -> None:
+        """One holder less for units of any rows; a unit may appear once for each row that holds it."""
+        unique, first, counts = np.unique(leaders, return_index=True, return_counts=True)
+        if len(unique) == len(leaders):
+            self.pool.enqueue(self.pool.drop(self.number, leaders))
+            return
+        order = np.argsort(first)
+        unique, counts = unique[order], counts[order]
+        while len(unique):
+            self.pool.enqueue(self.pool.drop(self.number, unique))
+            counts -= 1
+            unique, counts = unique[counts > 0], counts[counts > 0]
 
     # Rows
 
@@ -243,13 +270,13 @@ class Manager(ABC):
         """Starts a look-up of the prompt with these hashes."""
 
     @abstractmethod
-    def cache(
-        self, row: int, info: Row, hashes: list[bytes], tokens: int, position: int, ready_step: int
-    ) -> None:
-        """Records what the first `tokens` tokens of a row completed; the row has got to `position` tokens.
+    def cache(self, row: int, filled: "Filled") -> None:
+        """Records what a row has completed."""
 
-        What needs to be copied or read as a whole before a step may be used from step `ready_step` on.
-        """
+    def cache_rows(self, rows: NDArray[np.intp], filled: Sequence["Filled"]) -> None:
+        """`cache` for many rows."""
+        for row, one in zip(rows.tolist(), filled, strict=True):
+            self.cache(row, one)
 
     @abstractmethod
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:

@@ -6,7 +6,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkv.managers.base import NEVER, NO_PART, NO_UNITS, HitPart, Manager, ManagerContext, Row, Span, grown
+from jaxkv.managers.base import (
+    NEVER,
+    NO_PART,
+    NO_UNITS,
+    Filled,
+    HitPart,
+    Manager,
+    ManagerContext,
+    Span,
+    grown,
+)
 from jaxkv.managers.state_finder import StateFinder
 from jaxkv.pool import NOT_CACHED
 from jaxkv.specs import MambaSpec, cdiv
@@ -123,15 +133,12 @@ class MambaManager(Manager):
 
     def release_skipped(self, row: int, computed: int) -> None:
         if self.previous[row] != NO_STATE and computed > self.previous_position[row]:
-            self._drop(self.previous[row : row + 1].copy())
+            self._let_go(self.previous[row : row + 1].copy())
             self.previous[row] = NO_STATE
         states = self._checkpoints.get(row)
         if states and computed > max(states):
-            self._drop(np.array(list(states.values())[::-1], np.int32))
+            self._let_go(np.array(list(states.values())[::-1], np.int32))
             del self._checkpoints[row]
-
-    def _drop(self, leaders: NDArray[np.int32]) -> None:
-        self.pool.enqueue(self.pool.drop(self.number, leaders))
 
     def trim(self, part: HitPart, computed: int) -> HitPart:
         # The state of a local hit is of no use where a connector brings a later one.
@@ -178,31 +185,33 @@ class MambaManager(Manager):
     def finder(self, hashes: list[bytes]) -> StateFinder:
         return StateFinder(self, hashes)
 
-    def cache(
-        self, row: int, info: Row, hashes: list[bytes], tokens: int, position: int, ready_step: int
-    ) -> None:
+    def cache(self, row: int, filled: Filled) -> None:
         for checkpoint, leader in self._checkpoints.get(row, {}).items():
-            if checkpoint <= tokens and self.pool.cached_by[leader] == NOT_CACHED:
-                self._add(leader, checkpoint, hashes, info, ready_step)
-        current = int(self.current[row])
-        if tokens != position or current == NO_STATE or self.pool.cached_by[current] != NOT_CACHED:
+            if checkpoint <= filled.tokens and self.pool.cached_by[leader] == NOT_CACHED:
+                self._add(leader, checkpoint, filled)
+        current, position = int(self.current[row]), filled.position
+        # Drafts, or samples that are still on the device: the state stands for more than the known tokens.
+        if filled.tokens != position or current == NO_STATE or self.pool.cached_by[current] != NOT_CACHED:
             return
-        if position % self.context.alignment or position // self.context.hash_block_size > len(hashes):
+        unit = self.context.hash_block_size
+        if position % self.context.alignment or position // unit > len(filled.hashes):
             return
-        if position % self.block_size == 0 or self.context.retention.wants_exactly(position, info.boundaries):
-            self._add(current, position, hashes, info, ready_step)
+        wanted = self.context.retention.wants_exactly(position, filled.info.boundaries)
+        if wanted or position % self.block_size == 0:
+            self._add(current, position, filled)
             self.limit[row] = position
 
-    def _add(self, leader: int, position: int, hashes: list[bytes], info: Row, ready_step: int) -> None:
-        last = position // self.context.hash_block_size
-        strong = self.context.retention.wants(position, info.boundaries)
-        self._add_to_index(np.array([leader], np.int32), [hashes[last - 1]], strong, ready_step)
+    def _add(self, leader: int, position: int, filled: Filled) -> None:
+        unit = self.context.hash_block_size
+        last = position // unit
+        keys = [filled.hashes[last - 1]]
+        strong = self.context.retention.wants(position, filled.info.boundaries)
+        self._add_to_index(np.array([leader], np.int32), keys, strong, filled.ready_step)
         if self.context.events is not None:
             # A state stands for all tokens before it; it is reported with those since the last hash.
-            parent = hashes[last - 2] if last > 1 else None
-            size = self.context.hash_block_size
+            parent = filled.hashes[last - 2] if last > 1 else None
             self.context.events.stored(
-                info.request, self.group_ids, self.spec, [hashes[last - 1]], parent, position, size
+                filled.info.request, self.group_ids, self.spec, keys, parent, position, unit
             )
 
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
@@ -225,18 +234,10 @@ class MambaManager(Manager):
     def release_rows(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:
         old = rows[(self.previous[rows] != NO_STATE) & (computed > self.previous_position[rows])]
         if len(old):
-            self._drop_shared(self.previous[old])
+            self._let_go(self.previous[old])
             self.previous[old] = NO_STATE
         for row in self._checkpoints.keys() & set(rows.tolist()):
             self.release_skipped(row, int(computed[rows == row][0]))
-
-    def _drop_shared(self, leaders: NDArray[np.int32]) -> None:
-        """Lets go of units of several rows, among which one unit may appear more than once."""
-        unique, counts = np.unique(leaders, return_counts=True)
-        while len(unique):
-            self._drop(unique)
-            counts -= 1
-            unique, counts = unique[counts > 0], counts[counts > 0]
 
     def needed_rows(self, rows: NDArray[np.intp], after: NDArray[np.int64]) -> NDArray[np.int64]:
         return (after > self.limit[rows]).astype(np.int64)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkv.managers.base import HitPart, Manager, ManagerContext, Row, Span, grown
+from jaxkv.managers.base import Filled, HitPart, Manager, ManagerContext, Span, grown
 from jaxkv.specs import AttentionSpec, cdiv
 
 
@@ -147,26 +147,52 @@ class PositionalManager(Manager):
 
     # Caching
 
-    def cache(
-        self, row: int, info: Row, hashes: list[bytes], tokens: int, position: int, ready_step: int
-    ) -> None:
-        scale = self.hashes_per_block
-        stop = min(tokens // self.block_size, len(hashes) // scale)
+    def cache(self, row: int, filled: Filled) -> None:
+        scale, hashes = self.hashes_per_block, filled.hashes
+        stop = min(filled.tokens // self.block_size, len(hashes) // scale)
         first = int(self.first_block[row])
         start = max(int(self.cached[row]), first)
         if stop > start:
             leaders = self.ids[0, row, start - first : stop - first]
             keys = hashes[start * scale + scale - 1 : stop * scale : scale]
-            self._add_to_index(leaders, keys, self.wanted(start, stop, info.boundaries), ready_step)
+            strong = self.wanted(start, stop, filled.info.boundaries)
+            self._add_to_index(leaders, keys, strong, filled.ready_step)
             self.cached[row] = stop
             if self.context.events is not None:
-                parent = hashes[start * scale - 1] if start else None
-                end = stop * self.block_size
-                self.context.events.stored(
-                    info.request, self.group_ids, self.spec, keys, parent, end, self.block_size
-                )
+                self._report(filled, start, stop, keys)
         if self.context.fine_grained and scale > 1:
-            self._cache_inside(row, info, hashes, tokens // self.context.hash_block_size, ready_step)
+            self._cache_inside(row, filled)
+
+    def cache_rows(self, rows: NDArray[np.intp], filled: Sequence[Filled]) -> None:
+        if self.context.fine_grained or self.context.events is not None:
+            super().cache_rows(rows, filled)
+            return
+        firsts = self.first_block[rows]
+        starts = np.maximum(self.cached[rows], firsts)
+        scale, size = self.hashes_per_block, self.block_size
+        chosen, keys, strong = [], [], []
+        for i, (one, start) in enumerate(zip(filled, starts.tolist(), strict=True)):
+            stop = min(one.tokens // size, len(one.hashes) // scale)
+            if stop == start + 1:
+                chosen.append(i)
+                keys.append(one.hashes[stop * scale - 1])
+                strong.append(bool(np.all(self.wanted(start, stop, one.info.boundaries))))
+            elif stop > start:
+                self.cache(int(rows[i]), one)
+        if chosen:
+            of = rows[chosen]
+            leaders = self.ids[0, of, starts[chosen] - firsts[chosen]]
+            ready = np.array([filled[i].ready_step for i in chosen])
+            self._add_to_index(leaders, keys, np.array(strong), ready)
+            self.cached[of] = starts[chosen] + 1
+
+    def _report(self, filled: Filled, start: int, stop: int, keys: list[bytes]) -> None:
+        if self.context.events is not None:
+            parent = filled.hashes[start * self.hashes_per_block - 1] if start else None
+            end = stop * self.block_size
+            self.context.events.stored(
+                filled.info.request, self.group_ids, self.spec, keys, parent, end, self.block_size
+            )
 
     def wanted(self, start: int, stop: int, boundaries: Sequence[int]) -> NDArray[np.bool_] | bool:
         """Which of the blocks [start, stop) the retention policy wants."""
@@ -174,24 +200,24 @@ class PositionalManager(Manager):
             start, stop, self.block_size, self.first_needed, self.max_reach, boundaries
         )
 
-    def _cache_inside(self, row: int, info: Row, hashes: list[bytes], stop: int, ready_step: int) -> None:
-        """Records the hashes that end inside a block, of all blocks up to hash `stop`, the last one
+    def _cache_inside(self, row: int, filled: Filled) -> None:
+        """Records the hashes that end inside a block, of all blocks with known tokens, the last one
         unfilled.
         """
-        scale, first = self.hashes_per_block, int(self.first_block[row])
-        stop = min(stop, len(hashes), (first + int(self.count[row])) * scale)
-        begin = max(info.partial_hashes.get(self.number, int(self.first_block[row]) * scale), first * scale)
+        scale, first, hashes = self.hashes_per_block, int(self.first_block[row]), filled.hashes
+        seen = filled.info.partial_hashes
+        stop = min(
+            filled.tokens // self.context.hash_block_size, len(hashes), (first + int(self.count[row])) * scale
+        )
+        begin = max(seen.get(self.number, first * scale), first * scale)
         for block in range(begin // scale, cdiv(stop, scale)):
             low, high = max(begin, block * scale), min(stop, block * scale + scale - 1)
             if high > low:
                 leader = self.ids[0, row, block - first : block - first + 1]
                 self.index.add_partial(int(leader[0]), hashes[low:high])
                 if self.pool.cached_by[leader[0]] != self.number:
-                    self.pool.set_cached(self.number, leader, True, ready_step)
-                else:
-                    # It was partly readable before; what this step adds to it is not.
-                    self.pool.ready_step[leader] = ready_step
-        info.partial_hashes[self.number] = max(begin, stop)
+                    self.pool.set_cached(self.number, leader, True, filled.ready_step)
+        seen[self.number] = max(begin, stop)
 
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
         if not self.skips:
@@ -215,8 +241,19 @@ class PositionalManager(Manager):
         if not self.skips:
             return
         excess = self.skipped_tokens(computed) // self.block_size - self.first_block[rows]
-        for i in np.flatnonzero(excess > 0).tolist():
-            self._release_leading(int(rows[i]), int(excess[i]))
+        excess = np.minimum(excess, self.count[rows])
+        behind = np.flatnonzero(excess > 0)
+        if not len(behind):
+            return
+        freed = []
+        for row, n, k in zip(
+            rows[behind].tolist(), self.count[rows[behind]].tolist(), excess[behind].tolist(), strict=True
+        ):
+            freed.append(self.ids[0, row, :k][::-1].copy())
+            self.ids[:, row, : n - k] = self.ids[:, row, k:n]
+        self.first_block[rows[behind]] += excess[behind]
+        self.count[rows[behind]] -= excess[behind]
+        self._let_go(np.concatenate(freed))
 
     def needed_rows(self, rows: NDArray[np.intp], after: NDArray[np.int64]) -> NDArray[np.int64]:
         held = self.first_block[rows] + self.count[rows]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkv.managers.base import NEVER, Finder, HitPart, Manager, ManagerContext, Row, Span, grown
+from jaxkv.managers.base import NEVER, Filled, Finder, HitPart, Manager, ManagerContext, Span, grown
 from jaxkv.specs import KVCacheSpec, cdiv
 
 
@@ -69,9 +69,7 @@ class PrivateManager(Manager):
     def finder(self, hashes: list[bytes]) -> Finder:
         raise NotImplementedError(f"{self.spec.kind} groups take no part in prefix caching")
 
-    def cache(
-        self, row: int, info: Row, hashes: list[bytes], tokens: int, position: int, ready_step: int
-    ) -> None:
+    def cache(self, row: int, filled: Filled) -> None:
         """Nothing is shared."""
 
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:

@@ -58,7 +58,9 @@ class WindowedFinder(Finder):
         return max(limit // self._step * self._step, self._manager.free_boundary(limit))
 
     def _covered(self, block: int, limit: int) -> int:
-        """Tokens up to `limit` that can be served where the last of them are inside `block`, not all of it."""
+        """Tokens up to `limit` that can be served where the last of them are inside `block`, not all of
+        it.
+        """
         begin = block * self._manager.block_size
         if limit <= begin or not self._manager.context.fine_grained:
             return begin

@@ -146,7 +146,11 @@ class BlockPool:
         self.enqueue(weak[self.refs[weak] == 0])
 
     def set_cached(
-        self, manager: int, leaders: NDArray[np.int32], strong: NDArray[np.bool_] | bool, ready_step: int
+        self,
+        manager: int,
+        leaders: NDArray[np.int32],
+        strong: NDArray[np.bool_] | bool,
+        ready_step: NDArray[np.int64] | int,
     ) -> None:
         """Units that somebody holds get content worth keeping. Their hashes are the manager's to record."""
         self.cached_by[leaders] = manager
