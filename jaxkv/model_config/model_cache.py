@@ -2,56 +2,93 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jaxkv.errors import JaxkvError
 from jaxkv.model_config.families import family_of
-from jaxkv.model_config.layer_patterns import CHUNKED, SLIDING, layer_kinds
+from jaxkv.model_config.layer_caches import AttentionCache, CacheChoices, LatentCache, LayerCache
 from jaxkv.model_config.sources import find_config
 from jaxkv.model_config.text_config import TextConfig
-from jaxkv.specs import ChunkedLocalAttentionSpec, FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from jaxkv.specs import KVCacheSpec, check_int
 
 DEFAULT_DTYPE = "bfloat16"
+
+DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "float8_e4m3fn"}
+"""Short names of element types."""
+
+STATE_DTYPE_KEYS = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
 
 
 @dataclass(frozen=True)
 class ModelCache:
-    """The layers of a model that keep something, before block size and dtype are chosen.
+    """What the layers of a model keep, before block size, dtype and tensor parallelism are chosen.
 
-    kinds: one a layer; layer i is called "layers.{i}" as in the model itself.
-    dtype: the config's own, None where it names none.
+    layers: the caches of each layer, in the model's order: none, one, or several.
     max_model_len: the longest sequence that the model was made for, None where the config does not say.
+    dtype: the config's own, None where it names none.
+    state_dtype: of recurrent states where it is not the model's dtype.
+    text: the config's keys, None where the layers were given one by one.
     """
 
     name: str
-    kinds: tuple[str, ...]
-    num_kv_heads: int
-    head_size: int
-    sliding_window: int | None
-    attention_chunk_size: int | None
+    layers: tuple[tuple[LayerCache, ...], ...]
     max_model_len: int | None
     dtype: str | None
+    state_dtype: str | None = None
+    text: TextConfig | None = None
+
+    @cached_property
+    def caches(self) -> dict[str, LayerCache]:
+        """The caches by name: "layers.3", or "layers.3.attention" and so on where layer 3 has several."""
+        found: dict[str, LayerCache] = {}
+        for index, caches in enumerate(self.layers):
+            for cache in caches:
+                found[f"layers.{index}" + (f".{cache.part}" if len(caches) > 1 else "")] = cache
+        return found
+
+    @property
+    def model_dtype(self) -> str:
+        """The config's element type, or bfloat16."""
+        return self.dtype or DEFAULT_DTYPE
 
     def cache_dtype(self, dtype: str = "auto") -> str:
-        """The element type asked for; "auto" is the config's own, or bfloat16."""
-        return (self.dtype or DEFAULT_DTYPE) if dtype == "auto" else dtype
+        """The element type of keys and values that is asked for; "auto" is the config's own."""
+        return self.model_dtype if dtype == "auto" else DTYPE_NAMES.get(dtype, dtype)
 
-    def specs(self, block_size: int, dtype: str = "auto") -> dict[str, KVCacheSpec]:
-        """The layers' specs by name."""
-        shape = {
-            "block_size": block_size,
-            "num_kv_heads": self.num_kv_heads,
-            "head_size": self.head_size,
-            "dtype": self.cache_dtype(dtype),
-        }
-        return {f"layers.{i}": self._spec(kind, shape) for i, kind in enumerate(self.kinds)}
+    def specs(
+        self, block_size: int, dtype: str = "auto", *, state_dtype: str = "auto", tensor_parallel: int = 1
+    ) -> dict[str, KVCacheSpec]:
+        """The caches' specs by name, on one chip.
 
-    def _spec(self, kind: str, shape: dict[str, Any]) -> KVCacheSpec:
-        if kind == SLIDING:
-            return SlidingWindowSpec(**shape, sliding_window=self.sliding_window or 0)
-        if kind == CHUNKED:
-            return ChunkedLocalAttentionSpec(**shape, attention_chunk_size=self.attention_chunk_size or 0)
-        return FullAttentionSpec(**shape)
+        state_dtype: of recurrent states; "auto": what vLLM takes for the family, or the config's own.
+        Raises JaxkvError where `tensor_parallel` chips cannot share the heads.
+        """
+        check_int("tensor_parallel", tensor_parallel, 1)
+        if state_dtype == "auto":
+            state_dtype = self.state_dtype or self.model_dtype
+        choices = CacheChoices(
+            block_size=block_size,
+            dtype=self.cache_dtype(dtype),
+            conv_dtype=self.model_dtype,
+            state_dtype=DTYPE_NAMES.get(state_dtype, state_dtype),
+            tensor_parallel=tensor_parallel,
+        )
+        return {name: cache.spec(choices) for name, cache in self.caches.items()}
+
+    def replication(self, tensor_parallel: int) -> tuple[str, ...]:
+        """What every chip holds a copy of, one sentence each."""
+        notes = []
+        heads = {c.num_kv_heads for c in self.caches.values() if isinstance(c, AttentionCache)}
+        for count in sorted(heads):
+            if count < tensor_parallel:
+                notes.append(
+                    f"{count} KV heads on {tensor_parallel} chips: each is replicated on "
+                    f"{tensor_parallel // count}"
+                )
+        if tensor_parallel > 1 and any(isinstance(c, LatentCache) for c in self.caches.values()):
+            notes.append(f"the latent cache has no heads to divide: replicated on all {tensor_parallel} chips")
+        return tuple(notes)
 
 
 def read_model_cache(model: str) -> ModelCache:
@@ -61,26 +98,23 @@ def read_model_cache(model: str) -> ModelCache:
 
 
 def model_cache_from_config(config: Mapping[str, Any], name: str = "model") -> ModelCache:
-    """The cache that a config describes. Raises JaxkvError for an unknown architecture or missing keys."""
+    """The cache that a config describes.
+
+    Raises JaxkvError for an unknown architecture, missing keys and keys that contradict each other.
+    """
     family = family_of(config)
     text = TextConfig(config, family.defaults)
-    kinds = tuple(layer_kinds(text, family.when_silent))
-    num_heads = text.integer("num_attention_heads")
-    head_size = text.optional_integer("head_dim")
-    if head_size is None:
-        hidden = text.integer("hidden_size")
-        if hidden % num_heads:
-            raise JaxkvError(f"hidden_size {hidden} is not a multiple of num_attention_heads {num_heads}")
-        head_size = hidden // num_heads
+    layers = tuple(tuple(caches) for caches in family.layers(text))
+    stated = next((text.get(key) for key in STATE_DTYPE_KEYS if text.get(key)), None)
     return ModelCache(
         name=name,
-        kinds=kinds,
-        num_kv_heads=text.optional_integer("num_key_value_heads") or num_heads,
-        head_size=head_size,
-        sliding_window=text.integer("sliding_window") if SLIDING in kinds else None,
-        attention_chunk_size=text.integer("attention_chunk_size") if CHUNKED in kinds else None,
-        max_model_len=text.optional_integer("max_position_embeddings", "max_seq_len", "n_positions"),
+        layers=layers,
+        max_model_len=text.optional_integer(
+            "max_position_embeddings", "model_max_length", "max_seq_len", "n_positions"
+        ),
         dtype=_dtype(text),
+        state_dtype=stated if isinstance(stated, str) else family.state_dtype,
+        text=text,
     )
 
 

@@ -50,3 +50,32 @@ class TextConfig:
                 )
             return value
         return None
+
+    def part(self, key: str) -> "TextConfig":
+        """The object under `key` as a config of its own. Raises JaxkvError where it is no object."""
+        value = self._values.get(key)
+        if not isinstance(value, Mapping):
+            raise JaxkvError(f"the model's config has {key} = {value!r}; an object is needed")
+        return TextConfig(value)
+
+    def indices(self, key: str, first: int = 0) -> list[int]:
+        """`key`: a list of layer numbers that begin at `first`, returned from 0 on.
+
+        Raises JaxkvError for anything else, numbers outside the model and repeated ones.
+        """
+        return layer_indices(key, self._values.get(key), self.num_layers, first)
+
+
+def layer_indices(key: str, value: Any, num_layers: int, first: int = 0) -> list[int]:
+    """The layer numbers in `value`, counted from 0; JaxkvError where they are none of the model's."""
+    if not isinstance(value, list) or any(isinstance(i, bool) or not isinstance(i, int) for i in value):
+        raise JaxkvError(f"{key} must be a list of layer numbers, got {value!r}")
+    outside = [i for i in value if not first <= i < num_layers + first]
+    if outside:
+        raise JaxkvError(
+            f"{key} names layer {outside[0]}; the model's num_hidden_layers is {num_layers}, so layers are "
+            f"{first}..{num_layers - 1 + first}"
+        )
+    if len(set(value)) != len(value):
+        raise JaxkvError(f"{key} names a layer twice: {sorted(value)}")
+    return [i - first for i in value]
