@@ -1,4 +1,6 @@
-"""What the engine says about a request: while it runs (`RequestDelta`) and when it has ended (`RequestOutput`)."""
+"""What the engine says about a request: while it runs (`RequestDelta`) and when it has ended
+(`RequestOutput`).
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -31,8 +33,8 @@ class RequestMetrics:
 class RequestOutput:
     """A finished request (or an aborted one, with what it had).
 
-    text: the generated text; a stop string and what follows it are cut off. token_ids: every generated token, the end
-    token included. num_cached_tokens: prompt tokens that were found in the cache and not computed.
+    text: the generated text; a stop string and what follows it are cut off. token_ids: every generated token,
+    the end token included. num_cached_tokens: prompt tokens that were found in the cache and not computed.
     cached_tokens_by_group: how much of the prompt each cache group could have served by itself.
     """
 

@@ -1,35 +1,37 @@
 """Chooses one token a row from float32 logits, without ever sorting the vocabulary.
 
-Top-k and top-p keep the logits above a threshold. The few best tokens decide it almost always; where they do not,
-bisection over the bits of a float32 finds it in 32 passes. On a vocabulary of 262,144 a sort takes ten times longer than
-the bisection. A draw needs one uniform number a row (inverse
-transform over a two-level sum), from a key made of the request's seed and the token's position alone: a row's token does
-not depend on what else is in the batch.
+Top-k and top-p keep the logits above a threshold. The few best tokens decide it almost always; where they do
+not, bisection over the bits of a float32 finds it in 32 passes. On a vocabulary of 262,144 a sort takes ten
+times longer than the bisection. A draw takes one uniform number a row, which the host supplies (`draws`), by inverse
+transform over a sum of two levels. No row's token depends on what else is in the batch.
 """
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 _CHUNK = 512
 _CANDIDATES = 256
-_HIGHEST_BIT = jnp.uint32(0x8000_0000)
+_HIGHEST_BIT = np.uint32(0x8000_0000)
 
 
 class SamplingRows(NamedTuple):
-    """Per row of logits [N, V]: temperature float32[N] (0: greedy), top_k int32[N] (0: all), top_p float32[N] (1: all),
-    seed uint32[N], position int32[N] (of the token that is chosen)."""
+    """Per row of logits [N, V], all [N]: temperature float32 (0: greedy), top_k int32 (0: all), top_p float32
+    (1: all), uniform float32 in [0, 1): the random number to draw with.
+    """
 
     temperature: jax.Array
     top_k: jax.Array
     top_p: jax.Array
-    seed: jax.Array
-    position: jax.Array
+    uniform: jax.Array
 
 
 class Logprobs(NamedTuple):
-    """Natural log probabilities of raw logits: chosen float32[N], and the best: top float32[N, K], top_ids int32[N, K]."""
+    """Natural log probabilities of raw logits: chosen float32[N], and the best: top float32[N, K], top_ids
+    int32[N, K].
+    """
 
     chosen: jax.Array
     top: jax.Array
@@ -50,7 +52,9 @@ def gather_logprobs(logits: jax.Array, token_ids: jax.Array, num_top: int) -> Lo
 
 
 def greedy(logits: jax.Array) -> jax.Array:
-    """The lowest of the most likely token ids, int32[N]. In two levels, since XLA's argmax is not vectorised on CPU."""
+    """The lowest of the most likely token ids, int32[N]. In two levels, since XLA's argmax is not vectorised
+    on CPU.
+    """
     chunks = _in_chunks(logits, -jnp.inf)
     best_chunk = jnp.argmax(jnp.max(chunks, axis=-1), axis=-1)
     offset = jnp.argmax(_chunk_of(chunks, best_chunk), axis=-1)
@@ -70,14 +74,16 @@ def _sample_mixed(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     top_p = jnp.where(is_greedy, 1.0, rows.top_p)
     filters = jnp.any((top_k < vocabulary) | (top_p < 1))
     scaled = jax.lax.cond(filters, _keep_likely, lambda x, *_: x, scaled, top_k, top_p)
-    return jnp.where(is_greedy, greedy(logits), _draw(scaled, rows.seed, rows.position))
+    return jnp.where(is_greedy, greedy(logits), _draw(scaled, rows.uniform))
 
 
 def _keep_likely(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
-    """Logits with -inf below each row's threshold: found among the few best where they decide it, else by bisection.
-    Which of the two serves a row depends on that row alone."""
+    """Logits with -inf below each row's threshold: found among the few best where they decide it, else by
+    bisection. Which of the two serves a row depends on that row alone.
+    """
     weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
-    # The barrier keeps XLA from merging later slices into top_k, which makes it a sort of the whole vocabulary.
+    # The barrier keeps XLA from merging later slices into top_k, which makes it a sort of the whole
+    # vocabulary.
     best, _ = jax.lax.optimization_barrier(jax.lax.top_k(logits, min(_CANDIDATES, logits.shape[-1])))
     last_of_k = jnp.take_along_axis(best, jnp.minimum(top_k, best.shape[-1])[:, None] - 1, axis=-1)
     decided_k = (top_k <= best.shape[-1]) | (top_k == logits.shape[-1])
@@ -96,7 +102,9 @@ def _keep_likely(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.A
     return jnp.where(keep, logits, -jnp.inf)
 
 
-def _likely_by_bisection(logits: jax.Array, weights: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
+def _likely_by_bisection(
+    logits: jax.Array, weights: jax.Array, top_k: jax.Array, top_p: jax.Array
+) -> jax.Array:
     """bool[N, V]: the tokens that top-k and then top-p keep."""
     keys = _sortable(logits)
     threshold = _bisect(lambda t: jnp.sum(keys >= t[:, None], axis=-1) >= top_k, logits.shape[0])
@@ -110,14 +118,17 @@ def _likely_by_bisection(logits: jax.Array, weights: jax.Array, top_k: jax.Array
 
 
 def _sortable(values: jax.Array) -> jax.Array:
-    """uint32 keys in the same order as the float32 values: flip all bits of a negative, the sign of a positive."""
+    """uint32 keys in the same order as the float32 values: flip all bits of a negative, the sign of a
+    positive.
+    """
     bits = jax.lax.bitcast_convert_type(values.astype(jnp.float32), jnp.uint32)
     return jnp.where(bits >= _HIGHEST_BIT, ~bits, bits | _HIGHEST_BIT)
 
 
 def _bisect(holds, num_rows: int) -> jax.Array:
-    """The largest uint32[N] threshold for which `holds(threshold)` bool[N] is true; it must be true of 0 and, once
-    false, stay false. One bit a pass, from the highest."""
+    """The largest uint32[N] threshold for which `holds(threshold)` bool[N] is true; it must be true of 0 and,
+    once false, stay false. One bit a pass, from the highest.
+    """
 
     def set_bit(i: jax.Array, threshold: jax.Array) -> jax.Array:
         candidate = threshold | (_HIGHEST_BIT >> i.astype(jnp.uint32))
@@ -126,9 +137,8 @@ def _bisect(holds, num_rows: int) -> jax.Array:
     return jax.lax.fori_loop(0, 32, set_bit, jnp.zeros(num_rows, jnp.uint32))
 
 
-def _draw(logits: jax.Array, seed: jax.Array, position: jax.Array) -> jax.Array:
+def _draw(logits: jax.Array, uniform: jax.Array) -> jax.Array:
     """One draw a row from softmax(logits): the first id at which the running sum of weights passes u * total."""
-    uniform = jax.vmap(lambda s, p: jax.random.uniform(jax.random.fold_in(jax.random.key(s), p)))(seed, position)
     chunks = _in_chunks(jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True)), 0)
     chunk_ends = jnp.cumsum(jnp.sum(chunks, axis=-1), axis=-1)
     target = uniform * chunk_ends[:, -1]

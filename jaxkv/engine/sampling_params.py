@@ -18,9 +18,11 @@ class SamplingParams:
     temperature: 0 takes the most likely token (greedy); else logits are divided by it.
     top_k: sample from the `top_k` most likely tokens; 0 means all. Tokens that tie with the last are kept.
     top_p: sample from the fewest tokens whose probability reaches `top_p` (after top_k); 1 means all.
-    seed: the same seed gives the same tokens whatever else is in the batch. None: drawn from the engine's seed.
+    seed: the same seed gives the same tokens whatever else is in the batch. None: drawn from the engine's
+    seed.
     max_tokens: most tokens to generate. stop: strings that end the text (they are cut off).
-    stop_token_ids: tokens that end the text, beside the model's own end tokens. ignore_eos: do not stop on the latter.
+    stop_token_ids: tokens that end the text, beside the model's own end tokens. ignore_eos: do not stop on
+    the latter.
     logprobs: return the log probability (natural, before temperature and filters) of each chosen token and of
     this many most likely ones. None: none.
     """
@@ -64,7 +66,12 @@ def _is_number(value: object) -> bool:
 
 
 def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
-    if isinstance(value, int) and not isinstance(value, bool) and low <= value and (high is None or value <= high):
+    if (
+        isinstance(value, int)
+        and not isinstance(value, bool)
+        and low <= value
+        and (high is None or value <= high)
+    ):
         return
     limit = f"of at least {low}" if high is None else f"from {low} to {high}"
     raise JaxkvError(f"{name} must be a whole number {limit}, not {value!r}")

@@ -22,7 +22,10 @@ def test_every_step_within_the_limits_has_a_bucket_and_it_is_the_smallest():
             bucket = pick_bucket(buckets, num_tokens=tokens, num_seqs=seqs)
             assert bucket.num_tokens >= tokens
             assert bucket.num_seqs >= seqs
-            assert all(b.num_tokens >= bucket.num_tokens or b.num_tokens < tokens or b.num_seqs < seqs for b in buckets)
+            assert all(
+                b.num_tokens >= bucket.num_tokens or b.num_tokens < tokens or b.num_seqs < seqs
+                for b in buckets
+            )
 
 
 def test_a_step_that_fits_no_bucket_is_refused():

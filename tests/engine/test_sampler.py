@@ -6,23 +6,23 @@ import numpy as np
 import pytest
 
 from jaxkv.engine import sampler
+from jaxkv.engine.draws import uniform_draws
 from jaxkv.engine.sampler import SamplingRows
 
 sample = jax.jit(sampler.sample)
 
 
-def rows(n, *, temperature=1.0, top_k=0, top_p=1.0, seed=0, position=None):
+def rows(n, *, temperature=1.0, top_k=0, top_p=1.0, seed=0):
     return SamplingRows(
         temperature=jnp.broadcast_to(jnp.float32(temperature), n),
         top_k=jnp.broadcast_to(jnp.int32(top_k), n),
         top_p=jnp.broadcast_to(jnp.float32(top_p), n),
-        seed=jnp.broadcast_to(jnp.uint32(seed), n),
-        position=jnp.arange(n, dtype=jnp.int32) if position is None else jnp.broadcast_to(jnp.int32(position), n),
+        uniform=jnp.asarray(uniform_draws(np.full(n, seed, np.uint32), np.arange(n, dtype=np.int32))),
     )
 
 
 def kept_by_definition(logits, temperature, top_k, top_p):
-    """bool[V]: sort, keep the k best (and ties), renormalise, keep the fewest best that reach p (and ties)."""
+    """bool[V]: sort, keep the k best (and ties), renormalise, keep the fewest that reach p (and ties)."""
     scaled = np.asarray(logits, np.float64) / temperature
     ordered = np.sort(scaled)[::-1]
     threshold = ordered[top_k - 1] if top_k else -np.inf
@@ -44,7 +44,8 @@ def test_greedy_takes_the_lowest_of_the_most_likely_ids():
 
 @pytest.mark.parametrize("vocabulary", [7, 512, 1300])
 @pytest.mark.parametrize(
-    ("temperature", "top_k", "top_p"), [(0.7, 0, 1.0), (1.0, 5, 1.0), (1.3, 0, 0.6), (2.0, 300, 0.97), (5.0, 0, 0.999)]
+    ("temperature", "top_k", "top_p"),
+    [(0.7, 0, 1.0), (1.0, 5, 1.0), (1.3, 0, 0.6), (2.0, 300, 0.97), (5.0, 0, 0.999)],
 )
 def test_only_tokens_that_the_filters_keep_are_drawn_and_all_of_them(vocabulary, temperature, top_k, top_p):
     logits = np.random.default_rng(vocabulary).normal(size=vocabulary).astype(np.float32) * 2
@@ -60,7 +61,8 @@ def test_only_tokens_that_the_filters_keep_are_drawn_and_all_of_them(vocabulary,
     weights = np.where(kept, np.exp(np.float64(logits) / temperature), 0)
     expected = n * weights / weights.sum()
     counts = np.bincount(drawn, minlength=vocabulary)
-    # Pearson's statistic over tokens expected often enough; its mean is their number and its variance twice that.
+    # Pearson's statistic over tokens expected often enough; its mean is their number and its variance twice
+    # that.
     often = expected >= 5
     statistic = ((counts - expected)[often] ** 2 / expected[often]).sum()
     assert statistic < often.sum() + 5 * np.sqrt(2 * often.sum())
@@ -90,8 +92,7 @@ def test_a_row_is_the_same_alone_and_in_any_batch():
         temperature=jnp.array([0.0, 1.0, 1.0, 0.5, 2.0, 0.0], jnp.float32),
         top_k=jnp.array([0, 0, 40, 0, 1000, 3], jnp.int32),
         top_p=jnp.array([1.0, 1.0, 1.0, 0.9, 0.99, 0.5], jnp.float32),
-        seed=jnp.array([0, 1, 2**32 - 1, 3, 4, 5], jnp.uint32),
-        position=jnp.array([9, 8, 7, 6, 5, 4], jnp.int32),
+        uniform=jnp.array([0.1, 0.0, 0.999999, 0.4, 0.5, 0.6], jnp.float32),
     )
     together = sample(logits, batch)
     for i in range(6):
@@ -99,13 +100,13 @@ def test_a_row_is_the_same_alone_and_in_any_batch():
         assert alone[0] == together[i]
 
 
-def test_seed_and_position_both_change_the_draw():
-    logits = jnp.zeros((64, 1000))
-    by_position = sample(logits, rows(64))
-    by_seed = sample(logits, rows(64, seed=np.arange(64), position=0))
-    assert len(set(by_position.tolist())) > 50
-    assert len(set(by_seed.tolist())) > 50
-    assert by_position[0] == by_seed[0]
+@pytest.mark.parametrize("vocabulary", [5, 512, 1025])
+def test_the_ends_of_the_unit_interval_draw_the_first_and_the_last_token_of_any_weight(vocabulary):
+    logits = np.zeros((2, vocabulary), np.float32)
+    logits[:, :2] = logits[:, -2:] = -np.inf
+    largest = np.nextafter(np.float32(1), np.float32(0))
+    drawn = sample(jnp.asarray(logits), rows(2)._replace(uniform=jnp.array([0.0, largest])))
+    assert drawn.tolist() == [2, vocabulary - 3]
 
 
 def test_logprobs_are_those_of_the_raw_logits():

@@ -1,0 +1,228 @@
+"""`LLM`: a model, its cache and the engine, made from a path or a name."""
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+
+from jaxkv.cache_manager import KVCacheManager
+from jaxkv.engine.buckets import make_buckets
+from jaxkv.engine.compilation_cache import use_compilation_cache
+from jaxkv.engine.engine import Engine, Prompt
+from jaxkv.engine.loading import LoadedModel, load_model
+from jaxkv.engine.metrics import EngineMetrics
+from jaxkv.engine.outputs import RequestDelta, RequestOutput
+from jaxkv.engine.progress import compile_with_progress
+from jaxkv.engine.runner import ModelRunner
+from jaxkv.engine.sampling_params import SamplingParams
+from jaxkv.engine.tokenizer import StreamDecoder
+from jaxkv.errors import JaxkvError
+from jaxkv.memory_size import parse_memory_size
+from jaxkv.metrics import PrefixCacheStats
+from jaxkv.planning import CachePlan, PlanConfig, make_plan
+from jaxkv.scheduling.config import SchedulerConfig
+from jaxkv.scheduling.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+PromptLike = str | Sequence[int]
+
+
+class LLM:
+    """Generates text with one model.
+
+    model: a GGUF file, a Hugging Face folder, the name of a packaged model, or what `load_model` returned.
+    dtype: of weights and cache, "bfloat16", "float32" or "auto" (the checkpoint's).
+    max_model_len: longest prompt and answer together; None: what the model was made for, or less where the
+    memory holds less. max_num_seqs: most requests that run at once. max_num_batched_tokens: most tokens of
+    one step.
+    memory: of the pool of pages, in bytes or as "1GiB". block_size: tokens of a block.
+    seed: from which requests without a seed of their own draw one.
+    policy: how layers are put in groups ("split" or "unified"). implementation: which kernels, None for the
+    platform's.
+    async_scheduling: schedule a step while the one before it runs. prefill_buckets: prompt tokens of a step
+    that a shape is compiled for. warm_up: compile now; else `warm_up()` must be called before the first step.
+    progress: show a bar while compiling.
+
+    Raises JaxkvError for whatever cannot work, before the pool is allocated where it can be known then.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | LoadedModel,
+        *,
+        dtype: str = "auto",
+        max_model_len: int | None = None,
+        max_num_seqs: int = 8,
+        max_num_batched_tokens: int = 1024,
+        memory: str | int = "1GiB",
+        block_size: int = 16,
+        enable_prefix_caching: bool = True,
+        seed: int = 0,
+        policy: str = "split",
+        implementation: str | None = None,
+        async_scheduling: bool = False,
+        prefill_buckets: Sequence[int] | None = None,
+        warm_up: bool = True,
+        progress: bool = False,
+    ) -> None:
+        memory_bytes = parse_memory_size(memory)
+        buckets = make_buckets(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            prefill_tokens=prefill_buckets,
+        )
+        scheduler_config = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            async_scheduling=async_scheduling,
+        )
+        self.loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype)
+        self.plan: CachePlan = make_plan(
+            self.loaded.cache_specs(block_size),
+            PlanConfig(
+                policy=policy,
+                max_model_len=self._longest(max_model_len),
+                auto_fit_max_model_len=max_model_len is None,
+                max_num_batched_tokens=max_num_batched_tokens,
+                max_num_seqs=max_num_seqs,
+                batches_in_flight=scheduler_config.batches_in_flight,
+                enable_prefix_caching=enable_prefix_caching,
+            ),
+            memory_bytes,
+        )
+        cache_manager = KVCacheManager(
+            self.plan, enable_caching=enable_prefix_caching, max_num_seqs=max_num_seqs
+        )
+        use_compilation_cache()
+        runner = ModelRunner(
+            self.loaded.model,
+            self.plan,
+            buckets=buckets,
+            table_widths=self.plan.blocks_per_request,
+            max_num_seqs=max_num_seqs,
+            implementation=implementation,
+        )
+        self.engine = Engine(
+            runner,
+            Scheduler(self.plan, cache_manager, scheduler_config),
+            cache_manager,
+            make_decoder=lambda: StreamDecoder(self.loaded.tokenizer),
+            end_token_ids=self.loaded.end_token_ids,
+            seed=seed,
+        )
+        if warm_up:
+            self.warm_up(progress=progress)
+
+    def warm_up(self, *, progress: bool = False) -> None:
+        """Compiles every shape of a step, so that nothing compiles while serving. `progress` draws a bar."""
+        compile_with_progress(self.engine.runner, show=progress)
+
+    @property
+    def metrics(self) -> EngineMetrics:
+        return self.engine.metrics
+
+    @property
+    def prefix_cache_stats(self) -> PrefixCacheStats:
+        """How much of the prompts was looked up and found in the cache."""
+        return self.engine.cache_manager.prefix_cache_stats
+
+    @property
+    def has_unfinished_requests(self) -> bool:
+        return self.engine.has_unfinished_requests
+
+    def generate(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[RequestOutput]:
+        """Answers prompts (text or token ids; one or several), in their order. params: one for all, or one
+        each.
+        """
+        request_ids = self.submit(prompts, params)
+        outputs = {
+            delta.request_id: delta.output for delta in self._run(request_ids) if delta.output is not None
+        }
+        return [outputs[request_id] for request_id in request_ids]
+
+    def stream(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> Iterator[RequestDelta]:
+        """Like `generate`, piece by piece as it comes. Leaving the loop early aborts what is unfinished."""
+        return self._run(self.submit(prompts, params))
+
+    def submit(
+        self,
+        prompts: PromptLike | Sequence[PromptLike],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+    ) -> list[str]:
+        """Puts prompts in the queue for `step` to serve; their request ids. All are checked before any is
+        queued.
+        """
+        checked = [self._prompt(prompt) for prompt in _as_list(prompts)]
+        if params is None or isinstance(params, SamplingParams):
+            params = [SamplingParams() if params is None else params] * len(checked)
+        if len(params) != len(checked):
+            raise JaxkvError(f"{len(checked)} prompts need one SamplingParams or as many, not {len(params)}")
+        request_ids: list[str] = []
+        try:
+            for prompt, prompt_params in zip(checked, params, strict=True):
+                request_ids.append(self.engine.add_request(prompt, prompt_params))
+        except JaxkvError:
+            self.engine.abort(request_ids)
+            raise
+        return request_ids
+
+    def step(self) -> list[RequestDelta]:
+        """Runs one step of everything in the queue."""
+        return self.engine.step()
+
+    def abort(self, request_ids: Sequence[str]) -> list[RequestDelta]:
+        """Ends requests early; each one's last delta holds what it had."""
+        return self.engine.abort(request_ids)
+
+    def _run(self, request_ids: list[str]) -> Iterator[RequestDelta]:
+        unfinished = set(request_ids)
+        try:
+            while unfinished:
+                for delta in self.engine.step():
+                    if delta.output is not None:
+                        unfinished.discard(delta.request_id)
+                    if delta.request_id in request_ids:
+                        yield delta
+        finally:
+            self.engine.abort(unfinished)
+
+    def _prompt(self, prompt: PromptLike) -> Prompt:
+        text = prompt if isinstance(prompt, str) else None
+        ids = self.loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        vocabulary = self.loaded.config.vocab_size
+        for token in ids:
+            if not 0 <= token < vocabulary:
+                raise JaxkvError(f"token id {token} is not in the vocabulary of {vocabulary} tokens")
+        if len(ids) >= self.plan.max_model_len:
+            raise JaxkvError(
+                f"a prompt of {len(ids)} tokens is too long: prompt and answer together may have "
+                f"{self.plan.max_model_len} tokens (max_model_len)"
+            )
+        return Prompt(token_ids=ids, text=text)
+
+    def _longest(self, max_model_len: int | None) -> int:
+        if max_model_len is None:
+            return self.loaded.max_model_len
+        if max_model_len > self.loaded.max_model_len:
+            raise JaxkvError(
+                f"max_model_len {max_model_len} is more than the {self.loaded.max_model_len} tokens that "
+                f"{self.loaded.name} was made for"
+            )
+        return max_model_len
+
+
+def _as_list(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
+    """One prompt or several, as a list."""
+    if isinstance(prompts, str):
+        return [prompts]
+    if len(prompts) and all(isinstance(item, int) for item in prompts):
+        return [prompts]  # pyright: ignore[reportReturnType]
+    return list(prompts)  # pyright: ignore[reportReturnType]

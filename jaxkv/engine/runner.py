@@ -1,0 +1,182 @@
+"""Runs scheduled steps on the device: owns the weights, the pool of pages and the compiled steps."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from numpy.typing import NDArray
+
+from jaxkv.engine.buckets import Bucket, pick_bucket
+from jaxkv.engine.cache_layout import cache_layout
+from jaxkv.engine.draws import uniform_draws
+from jaxkv.engine.group_blocks import GroupBlocks
+from jaxkv.engine.sampling_table import SamplingTable
+from jaxkv.engine.step import CompiledSteps, StepFunction, StepOutputs
+from jaxkv.engine.step_inputs import StepShape
+from jaxkv.errors import JaxkvError
+from jaxkv.planning.plan import CachePlan
+from jaxkv.request_table import RequestTable
+from jaxkv.scheduling.output import SchedulerOutput
+
+_LANES = 128
+_WORD_BYTES = 4
+
+
+class StepLogprobs(NamedTuple):
+    """Log probabilities of the sampled rows, on the host: chosen float32[m], top float32[m, K], top_ids
+    int32[m, K].
+    """
+
+    chosen: NDArray[np.float32]
+    top: NDArray[np.float32]
+    top_ids: NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class StartedStep:
+    """A step that the device works on; asking for its results waits for them. outputs: None for an empty
+    step.
+    """
+
+    output: SchedulerOutput
+    outputs: StepOutputs | None
+
+    def tokens(self) -> NDArray[np.int32]:
+        """int32[m]: the chosen token of each row that samples, in the order of the rows."""
+        if self.outputs is None:
+            return np.empty(0, np.int32)
+        return np.asarray(self.outputs.tokens)[: len(self.output.sampling)]
+
+    def logprobs(self) -> StepLogprobs:
+        """Of the same rows. Not to be asked of an empty step."""
+        assert self.outputs is not None
+        count = len(self.output.sampling)
+        return StepLogprobs(*(np.asarray(part)[:count] for part in self.outputs.logprobs))
+
+
+class ModelRunner:
+    """One model, one pool.
+
+    model: an nnx module (see `models`). max_num_seqs: most rows of a step. implementation: which kernels, by
+    name.
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        plan: CachePlan,
+        *,
+        buckets: Sequence[Bucket],
+        table_widths: Sequence[int],
+        max_num_seqs: int,
+        implementation: str | None = None,
+    ) -> None:
+        self.plan = plan
+        self.buckets = tuple(buckets)
+        graph, state = nnx.split(model)
+        leaves, tree = jax.tree.flatten(state)
+        self._weights = tuple(leaves)
+        shapes = [StepShape(bucket, tuple(table_widths)) for bucket in self.buckets]
+        function = StepFunction(graph, tree, cache_layout(plan, implementation), max_num_seqs)
+        self.steps = CompiledSteps(function, shapes)
+        rows = plan.page_size_bytes // (_WORD_BYTES * _LANES)
+        self.pages: jax.Array = jnp.zeros((plan.num_blocks * plan.layer_slots, rows, _LANES), jnp.uint32)
+        self._previous: jax.Array = jnp.zeros(max_num_seqs, jnp.int32)
+        self._previous_output: SchedulerOutput | None = None
+
+    def compile(self, on_done: Callable[[Bucket], None] = lambda bucket: None) -> None:
+        """Compiles the step for every bucket; `on_done` is called after each."""
+        self.steps.compile(self._weights, self.pages, on_done)
+
+    def start(
+        self,
+        output: SchedulerOutput,
+        table: RequestTable,
+        blocks: Sequence[GroupBlocks],
+        sampling: SamplingTable,
+    ) -> StartedStep:
+        """Starts the device on a step and returns at once. Raises JaxkvError, with nothing started, for a
+        block id that
+        the step must not touch: JAX would clip it silently."""
+        bucket = pick_bucket(
+            self.buckets, num_tokens=output.total_num_scheduled_tokens, num_seqs=len(output.rows)
+        )
+        shape = self.steps.shapes[bucket]
+        words = np.zeros(shape.num_words, np.int32)
+        views = shape.views(words)
+        self._fill_tokens(views, output, table)
+        self._fill_tables(views, output, blocks)
+        _fill_sampling(views, output, sampling)
+        outputs = self.steps.run(bucket, self._weights, self.pages, self._previous, words)
+        self.pages, self._previous = outputs.pages, outputs.tokens
+        self._previous_output = output
+        return StartedStep(output, outputs)
+
+    def _fill_tokens(self, views: dict[str, NDArray], output: SchedulerOutput, table: RequestTable) -> None:
+        arrays = output.token_arrays(table)
+        count, rows = len(arrays.tokens), len(output.rows)
+        carried = output.carried(self._previous_output, arrays)
+        views["tokens"][:count] = np.where(carried < 0, arrays.tokens, 0)
+        views["carried"][:count] = carried
+        views["carried"][count:] = -1
+        views["positions"][:count] = arrays.positions
+        views["seq_ids"].fill(views["seq_lens"].shape[0])
+        views["seq_ids"][:count] = np.repeat(np.arange(rows, dtype=np.int32), output.num_scheduled)
+        views["query_starts"][: rows + 1] = arrays.query_starts
+        views["query_starts"][rows + 1 :] = count
+        views["seq_lens"][:rows] = arrays.seq_lens
+        views["num_decodes"][...] = output.num_decodes
+        views["num_seqs"][...] = rows
+        views["sampled"][: len(output.sampling)] = arrays.query_starts[1:][output.sampling] - 1
+        views["num_samples"][...] = len(output.sampling)
+
+    def _fill_tables(
+        self, views: dict[str, NDArray], output: SchedulerOutput, blocks: Sequence[GroupBlocks]
+    ) -> None:
+        rows = len(output.rows)
+        for group, tables in enumerate(blocks):
+            ids = views[f"block_ids.{group}"]
+            width = min(ids.shape[1], tables.block_ids.shape[1])
+            first, count = tables.first_block[output.rows], tables.count[output.rows]
+            live = np.arange(width) < count[:, None]
+            ids[:rows, :width] = np.where(live, tables.block_ids[output.rows, :width], 0)
+            views[f"first_block.{group}"][:rows] = first
+            self._check_tables(group, ids[:rows, :width], live, first + count, output)
+
+    def _check_tables(
+        self,
+        group: int,
+        ids: NDArray[np.int32],
+        live: NDArray[np.bool_],
+        end_block: NDArray[np.int32],
+        output: SchedulerOutput,
+    ) -> None:
+        wrong = live & ((ids <= 0) | (ids >= self.plan.num_blocks))
+        if wrong.any():
+            row, entry = np.argwhere(wrong)[0]
+            raise JaxkvError(
+                f"request {output.request_ids[row]!r} has block id {ids[row, entry]} at entry {entry} of its "
+                f"table for group {group}; ids are from 1 to {self.plan.num_blocks - 1}"
+            )
+        held = end_block * self.plan.groups[group].block_size
+        needed = output.num_computed + output.num_scheduled
+        if (held < needed).any():
+            row = int(np.argmax(held < needed))
+            raise JaxkvError(
+                f"request {output.request_ids[row]!r} computes up to token {needed[row]} but its blocks of "
+                f"group {group} end at token {held[row]}"
+            )
+
+
+def _fill_sampling(views: dict[str, NDArray], output: SchedulerOutput, sampling: SamplingTable) -> None:
+    rows = output.rows[output.sampling]
+    for name in ("temperature", "top_k", "top_p"):
+        views[name][: len(rows)] = getattr(sampling, name)[rows]
+    position = (output.num_computed + output.num_scheduled)[output.sampling]
+    views["uniform"][: len(rows)] = uniform_draws(sampling.seed[rows], position)
+    views["top_p"][len(rows) :] = 1
+    views["wants_logprobs"][...] = sampling.wants_logprobs[rows].any()
