@@ -132,8 +132,6 @@ class KVCacheManager:
         self.prefix_cache_stats = PrefixCacheStats()
         self._cacheable = [manager for manager in self.managers if manager.cacheable]
         self._keeps_states = any(isinstance(manager, MambaManager) for manager in self._cacheable)
-        # Where the unit of each leader ends, for the order in which a request's units are freed.
-        self.last_token: NDArray[np.int64] = np.zeros(plan.num_blocks, np.int64)
         self._has_lazy_rows = False
         self._delayed: set[int] = set()
 
@@ -315,7 +313,8 @@ class KVCacheManager:
                 f"{num_computed_tokens} cannot be computed"
             )
         self._delayed.discard(row)
-        filled = self._filled(row, num_computed_tokens)
+        progress = self.rows.progress(row)
+        filled = self._filled(row, num_computed_tokens, progress.position, progress.step)
         for manager in self._cacheable:
             manager.cache(row, filled)
         self._refresh(row)
@@ -326,24 +325,29 @@ class KVCacheManager:
             return
         if self._delayed:
             rows = rows[~np.isin(rows, list(self._delayed))]
-        positions = self.rows.position[rows].tolist()
-        filled = [self._filled(row, tokens) for row, tokens in zip(rows.tolist(), positions, strict=True)]
+        filled = [
+            self._filled(row, position, position, step)
+            for row, position, step in zip(
+                rows.tolist(),
+                self.rows.position[rows].tolist(),
+                self.rows.last_step[rows].tolist(),
+                strict=True,
+            )
+        ]
         for manager in self._cacheable:
             manager.cache_rows(rows, filled)
 
     def _cache_row(self, row: int) -> None:
         if self._cacheable and row not in self._delayed:
-            filled = self._filled(row, int(self.rows.position[row]))
+            progress = self.rows.progress(row)
+            filled = self._filled(row, progress.position, progress.position, progress.step)
             for manager in self._cacheable:
                 manager.cache(row, filled)
 
-    def _filled(self, row: int, num_tokens: int) -> Filled:
+    def _filled(self, row: int, num_tokens: int, position: int, last_step: int) -> Filled:
         info = self.rows.info(row)
-        # Tokens that are not known yet have no hash: drafts, and samples that are still on the device.
-        num_tokens = min(num_tokens, info.request.num_tokens)
         hashes = info.request.block_hashes(self.hasher)
-        ready_step = int(self.rows.last_step[row]) + 1 if self.clock.step else 0
-        return Filled(info, hashes, num_tokens, int(self.rows.position[row]), ready_step)
+        return Filled(info, hashes, num_tokens, position, last_step + 1 if self.clock.step else 0)
 
     def _flush_caching(self) -> None:
         """Catches up with rows that were advanced without being looked at."""

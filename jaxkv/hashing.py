@@ -27,6 +27,8 @@ from jaxkv.specs import check_int
 ROOT = hashlib.sha256(b"jaxkv prefix hash 1").digest()
 """The parent of the first block of a request without salt and adapter."""
 
+_LITTLE_ENDIAN = np.dtype("<i4")
+
 
 class MultimodalSpan(Protocol):
     """Prompt tokens [offset, offset + length) stand for the content `identifier`."""
@@ -83,7 +85,7 @@ class BlockHasher(ABC):
         size = self.hash_block_size
         tokens = request.token_ids(start * size, stop * size + self.num_lookahead_tokens)
         extra = self._extra_keys(request.multimodal_inputs, start, stop)
-        return self._chain(parent, np.ascontiguousarray(tokens, dtype="<i4"), start, stop, extra)
+        return self._chain(parent, tokens.astype(_LITTLE_ENDIAN, copy=False), start, stop, extra)
 
     def _root(self, request: Hashable) -> bytes:
         """The parent of the first block: salt and adapter separate all that follows."""

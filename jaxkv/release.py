@@ -3,7 +3,8 @@
 from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.typing import NDArray
+
+from jaxkv.pool import Dropped
 
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
@@ -31,15 +32,22 @@ def free_row(cache: "KVCacheManager", row: int) -> None:
     hit; interleaved by position, the hit only gets shorter.
     """
     pool = cache.pool
-    freed: list[NDArray[np.int32]] = []
+    freed: Dropped | None = None
     for manager in cache.managers:
-        leaders, positions = manager.close_row(row)
-        cache.last_token[leaders] = positions
-        cached = pool.drop(manager.number, leaders[::-1])
-        if len(cached):
-            freed.append(cached)
-    if len(freed) > 1:
-        leaders = np.concatenate(freed)
-        freed = [leaders[np.argsort(-cache.last_token[leaders], kind="stable")]]
-    for leaders in freed:
-        pool.enqueue(leaders)
+        leaders, ends = manager.close_row(row)
+        dropped = pool.drop(manager.number, leaders[::-1], ends[::-1])
+        if len(dropped.leaders):
+            freed = dropped if freed is None else _merge(freed, dropped)
+    if freed is not None:
+        pool.enqueue(freed.leaders)
+
+
+def _merge(first: Dropped, second: Dropped) -> Dropped:
+    """Both, by descending end; of equal ends the first's come first. Each is in that order already."""
+    if len(first.leaders) < len(second.leaders):
+        places, longer, shorter = np.searchsorted(-second.ends, -first.ends, side="left"), second, first
+    else:
+        places, longer, shorter = np.searchsorted(-first.ends, -second.ends, side="right"), first, second
+    return Dropped(
+        np.insert(longer.leaders, places, shorter.leaders), np.insert(longer.ends, places, shorter.ends)
+    )

@@ -76,10 +76,10 @@ class Row:
 
 
 class Filled(NamedTuple):
-    """What a row has got to. hashes: of its known tokens. tokens: computed ones that are known.
+    """What a row has got to. hashes: of its known tokens; nothing beyond them can be cached.
 
-    position: computed ones, known or not. ready_step: first step that may read a state, or copy a block, that
-    the row's last step writes.
+    tokens: whose content is or is being computed. position: where the row's state stands, tokens too.
+    ready_step: first step that may read a state, or copy a block, that the row's last step writes.
     """
 
     info: Row
@@ -198,12 +198,12 @@ class Manager(ABC):
         """One holder less for units of any rows; a unit may appear once for each row that holds it."""
         unique, first, counts = np.unique(leaders, return_index=True, return_counts=True)
         if len(unique) == len(leaders):
-            self.pool.enqueue(self.pool.drop(self.number, leaders))
+            self.pool.enqueue(self.pool.drop(self.number, leaders).leaders)
             return
         order = np.argsort(first)
         unique, counts = unique[order], counts[order]
         while len(unique):
-            self.pool.enqueue(self.pool.drop(self.number, unique))
+            self.pool.enqueue(self.pool.drop(self.number, unique).leaders)
             counts -= 1
             unique, counts = unique[counts > 0], counts[counts > 0]
 

@@ -187,13 +187,14 @@ class MambaManager(Manager):
 
     def cache(self, row: int, filled: Filled) -> None:
         for checkpoint, leader in self._checkpoints.get(row, {}).items():
-            if checkpoint <= filled.tokens and self.pool.cached_by[leader] == NOT_CACHED:
+            known = checkpoint <= min(filled.tokens, len(filled.hashes) * self.context.hash_block_size)
+            if known and self.pool.cached_by[leader] == NOT_CACHED:
                 self._add(leader, checkpoint, filled)
         current, position = int(self.current[row]), filled.position
-        # Drafts, or samples that are still on the device: the state stands for more than the known tokens.
         if filled.tokens != position or current == NO_STATE or self.pool.cached_by[current] != NOT_CACHED:
             return
         unit = self.context.hash_block_size
+        # Drafts and samples that are still on the device have no hash: such a state cannot be found.
         if position % self.context.alignment or position // unit > len(filled.hashes):
             return
         wanted = self.context.retention.wants_exactly(position, filled.info.boundaries)

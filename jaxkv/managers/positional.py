@@ -129,7 +129,7 @@ class PositionalManager(Manager):
         self.ids[:, row, : n - num_blocks] = self.ids[:, row, num_blocks:n]
         self.first_block[row] += num_blocks
         self.count[row] = n - num_blocks
-        self.pool.enqueue(self.pool.drop(self.number, leaders))
+        self.pool.enqueue(self.pool.drop(self.number, leaders).leaders)
 
     def units_needed(self, row: int, part: HitPart, span: Span) -> int:
         if row < 0:
@@ -176,7 +176,8 @@ class PositionalManager(Manager):
             if stop == start + 1:
                 chosen.append(i)
                 keys.append(one.hashes[stop * scale - 1])
-                strong.append(bool(np.all(self.wanted(start, stop, one.info.boundaries))))
+                wanted = self.wanted(start, stop, one.info.boundaries)
+                strong.append(wanted if isinstance(wanted, bool) else bool(wanted[0]))
             elif stop > start:
                 self.cache(int(rows[i]), one)
         if chosen:

@@ -12,6 +12,7 @@ expects no hit), then strong ones; within a class the least recently freed first
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,16 @@ NOT_CACHED = -1
 
 EvictionListener = Callable[[NDArray[np.int32]], None]
 """Told which units (leaders, all of one manager) lose their content, before it happens."""
+
+
+class Dropped(NamedTuple):
+    """Cached units that nobody holds any more: int32[n] leaders and where each ends, int64[n]."""
+
+    leaders: NDArray[np.int32]
+    ends: NDArray
+
+    def where(self, mask: NDArray[np.bool_]) -> "Dropped":
+        return Dropped(self.leaders[mask], self.ends[mask])
 
 
 class BlockPool:
@@ -43,16 +54,18 @@ class BlockPool:
     def __init__(self, num_blocks: int) -> None:
         check_int("num_blocks", num_blocks, 1)
         self.num_blocks = num_blocks
-        self.refs: NDArray[np.int32] = np.zeros(num_blocks, np.int32)
+        # np.full and not np.zeros: memory that is first touched here does not fault later, in the middle of a
+        # step.
+        self.refs: NDArray[np.int32] = np.full(num_blocks, 0, np.int32)
         self.cached_by: NDArray[np.int16] = np.full(num_blocks, NOT_CACHED, np.int16)
-        self.strong: NDArray[np.bool_] = np.zeros(num_blocks, np.bool_)
-        self.ready_step: NDArray[np.int64] = np.zeros(num_blocks, np.int64)
+        self.strong: NDArray[np.bool_] = np.full(num_blocks, 0, np.bool_)
+        self.ready_step: NDArray[np.int64] = np.full(num_blocks, 0, np.int64)
         self.hash_of: list[bytes | None] = [None] * num_blocks
         self.num_free = num_blocks - 1
         self.version = 0
         self._plain = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
         self._num_plain = num_blocks - 1
-        stamps = np.zeros(num_blocks, np.int64)
+        stamps = np.full(num_blocks, 0, np.int64)
         self._stamps = stamps
         self._next_stamp = 1
         self._weak = LruQueue(stamps)
@@ -64,7 +77,7 @@ class BlockPool:
     def register(self, width: int, on_evict: EvictionListener) -> int:
         """Adds a manager whose units have `width` ids; returns its number."""
         self._widths.append(width)
-        self._members.append(np.zeros((self.num_blocks, width), np.int32) if width > 1 else None)
+        self._members.append(np.full((self.num_blocks, width), 0, np.int32) if width > 1 else None)
         self._listeners.append(on_evict)
         return len(self._widths) - 1
 
@@ -106,8 +119,10 @@ class BlockPool:
             self._stamps[freed] = 0
             self.num_free -= len(freed) * self._widths[manager]
 
-    def drop(self, manager: int, leaders: NDArray[np.int32]) -> NDArray[np.int32]:
-        """One holder less for each of int32[n] different units.
+    def drop(
+        self, manager: int, leaders: NDArray[np.int32], ends: NDArray[np.int64] | None = None
+    ) -> "Dropped":
+        """One holder less for each of int32[n] different units; `ends` int64[n] goes with them, if given.
 
         Units without content and without holder become plain ids. Returns the cached ones that nobody holds
         any
@@ -115,15 +130,15 @@ class BlockPool:
         """
         refs = self.refs[leaders] - 1
         self.refs[leaders] = refs
+        freed = Dropped(leaders, leaders if ends is None else ends)
         if refs.any():
-            leaders = leaders[refs == 0]
-        cached = self.cached_by[leaders] != NOT_CACHED
-        num_cached = int(np.count_nonzero(cached))
-        if num_cached < len(leaders):
-            self._push_plain(manager, leaders[~cached])
-            leaders = leaders[cached]
-        self.num_free += num_cached * self._widths[manager]
-        return leaders
+            freed = freed.where(refs == 0)
+        cached = self.cached_by[freed.leaders] != NOT_CACHED
+        if not cached.all():
+            self._push_plain(manager, freed.leaders[~cached])
+            freed = freed.where(cached)
+        self.num_free += len(freed.leaders) * self._widths[manager]
+        return freed
 
     def enqueue(self, leaders: NDArray[np.int32]) -> None:
         """Puts free cached units, of any managers, at the end of the free queues; the first given goes
