@@ -63,6 +63,7 @@ class Admission:
         itself included, the next block of each group: otherwise it would soon lose its blocks again.
         """
         pool = self._kv.pool
+        rows = [self._kv.row_of(r.request_id) for r in prefilling]
         available = self._kv.num_free_blocks
         if num_running:
             available -= self._watermark_blocks
@@ -72,7 +73,8 @@ class Admission:
         wanted = 0
         for manager, demand, part in zip(self._managers, self._demands, hit.parts, strict=True):
             holdings = [
-                Holding(manager.units_of(r.row), demand.positions(r.num_computed_tokens)) for r in prefilling
+                Holding(manager.units_of(row), demand.positions(r.num_computed_tokens))
+                for row, r in zip(rows, prefilling, strict=True)
             ]
             holdings.append(Holding(part.leaders, hit.num_tokens // manager.block_size))
             leaders = np.concatenate([h.leaders for h in holdings])

@@ -65,6 +65,8 @@ class Scheduler:
         self._num_generated_tokens = 0
         self._ones = np.ones(self.config.max_num_seqs, np.int32)
         self._all_true = np.ones(self.config.max_num_seqs, np.bool_)
+        for shared in (self._ones, self._all_true):
+            shared.flags.writeable = False  # parts of them go into every output
 
     @property
     def table(self) -> RequestTable:
@@ -226,11 +228,14 @@ class Scheduler:
             num_scheduled = np.concatenate([num_scheduled, np.array(draft.chunk_sizes, np.int32)])
         before = table.num_computed[rows]
         after = before + num_scheduled
-        samples = after == table.num_tokens[rows] + table.num_placeholders[rows]
         table.num_computed[rows] = after
         table.last_step[rows] = self._next_step
-        sampling = rows if samples.all() else rows[samples]
-        table.prefilling[sampling] = False
+        if draft.reads_prompts:
+            samples = after == table.num_tokens[rows] + table.num_placeholders[rows]
+            sampling = rows[samples]
+            table.prefilling[sampling] = False
+        else:
+            samples, sampling = self._all_true[: len(rows)], rows
         output = SchedulerOutput(
             step=self._next_step,
             rows=rows,

@@ -22,7 +22,7 @@ class StepDraft:
     """The rows chosen so far.
 
     decodes: rows of one token each, in pieces. chunk_rows, chunk_sizes: the others and their tokens.
-    stalled: whether some running row found no block and waits.
+    stalled: some running row found no block and waits. reads_prompts: some row is not decoding.
     """
 
     budget: int
@@ -32,8 +32,11 @@ class StepDraft:
     admitted: list[str] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
     stalled: bool = False
+    reads_prompts: bool = False
 
     def add_chunk(self, row: int, size: int) -> None:
+        """The next `size` tokens of a prompt."""
+        self.reads_prompts = True
         self.budget -= size
         if size == 1:
             self.decodes.append(np.array([row], np.int32))

@@ -7,9 +7,9 @@ from math import gcd, lcm
 from typing import Any
 
 import numpy as np
-from jaxkv.cache_manager import KVCacheManager
 from numpy.typing import NDArray
 
+from jaxkv.cache_manager import KVCacheManager
 from jaxkv.planning.plan import CacheGroup, CachePlan
 from jaxkv.request import Request
 from jaxkv.scheduling import Scheduler, SchedulerConfig, SchedulerOutput, StepResult
@@ -114,7 +114,7 @@ class Serving:
         output = self.scheduler.schedule()
         sampled = []
         for index in output.sampling.tolist():
-            tokens = self._shadow[output.request_ids[index]]
+            tokens = self._shadow[str(output.request_ids[index])]
             upto = int(output.num_computed[index] + output.num_scheduled[index])
             if upto == len(tokens):
                 tokens.append(next_token(np.array(tokens, np.int32)))
@@ -125,6 +125,12 @@ class Serving:
     def update(self) -> StepResult:
         output, sampled = self._pending.pop(0)
         return self.scheduler.update_from_output(output, np.array(sampled, np.int32))
+
+    def turn(self, sampled: NDArray[np.int32]) -> tuple[SchedulerOutput, StepResult]:
+        """Schedules a step and settles the oldest one with these tokens, whatever the model would say."""
+        self._pending.append((self.scheduler.schedule(), []))
+        oldest, _ = self._pending.pop(0)
+        return oldest, self.scheduler.update_from_output(oldest, sampled)
 
     def step(self) -> SchedulerOutput:
         """One turn: a step is scheduled; the oldest results come in once as many are in flight as may be."""

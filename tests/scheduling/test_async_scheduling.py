@@ -1,5 +1,7 @@
 """Two steps in flight: a step is scheduled before the tokens of the one before it are known."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,7 @@ def prompt(seed: int, length: int) -> list[int]:
     return [(seed * 1000 + 7 * i) % 5000 for i in range(length)]
 
 
-def overlapping(num_blocks: int, **options: object) -> Serving:
+def overlapping(num_blocks: int, **options: Any) -> Serving:
     return Serving(
         [full(), window(8)], num_blocks, max_num_batched_tokens=16, async_scheduling=True, **options
     )

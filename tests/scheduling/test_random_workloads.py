@@ -2,6 +2,8 @@
 starves.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -118,7 +120,11 @@ def test_what_a_plan_promises_an_empty_engine_runs() -> None:
         specs = [spec for spec in specs if rng.random() < 0.7] or specs[:1]
         budget = int(rng.integers(2, 24))
         length = int(rng.integers(4, 60))
-        options = {"max_num_batched_tokens": budget, "max_num_seqs": 2, "max_model_len": length}
+        options: dict[str, Any] = {
+            "max_num_batched_tokens": budget,
+            "max_num_seqs": 2,
+            "max_model_len": length,
+        }
         limits = Serving(specs, 1000, **options).plan.limits
         largest = sum(spec.max_blocks_per_request(limits) for spec in specs)
         serving = Serving(specs, 1 + largest, **options)

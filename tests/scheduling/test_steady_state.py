@@ -13,11 +13,14 @@ from tests.scheduling.serving import Serving, full, window
 
 
 def steady(num_requests: int, *, overlap: bool = False, waiting: bool = False) -> Serving:
-    """All requests decode, some tokens away from a block boundary, in 7 groups."""
+    """All requests decode with two blocks in each of 7 groups, some tokens away from their third.
+
+    waiting: another one waits for blocks, of which fewer are free than it needs.
+    """
     serving = Serving(
         [full(16), *[window(32, 16)] * 6],
-        1 + num_requests * 7 * 4,
-        max_num_seqs=num_requests,
+        1 + 7 * (2 * num_requests + 1) if waiting else 1 + 7 * 4 * num_requests,
+        max_num_seqs=num_requests + 1,
         max_num_batched_tokens=32 * num_requests,
         max_model_len=64,
         async_scheduling=overlap,
@@ -28,11 +31,12 @@ def steady(num_requests: int, *, overlap: bool = False, waiting: bool = False) -
         serving.add("waits", [5] * 20, max_tokens=4)
     for _ in range(3):
         serving.step()
+    assert serving.scheduler.num_requests_waiting == waiting
     return serving
 
 
 def count_calls(serving: Serving) -> Counter[str]:
-    """Python functions entered, and builtins that numpy or dicts run, in one schedule and one update."""
+    """Python functions and builtins called in one schedule and one update, by name."""
     calls: Counter[str] = Counter()
 
     def profile(frame: FrameType, event: str, argument: object) -> None:
@@ -41,33 +45,25 @@ def count_calls(serving: Serving) -> Counter[str]:
         elif event == "c_call":
             calls[getattr(argument, "__qualname__", str(argument))] += 1
 
-    scheduler = serving.scheduler
-    sampled = np.full(scheduler.num_requests_running, 3, np.int32)
+    sampled = np.full(serving.scheduler.num_requests_running, 3, np.int32)
     sys.setprofile(profile)
     try:
-        output = scheduler.schedule()
-        scheduler.update_from_output(output if not serving.config.async_scheduling else OLDEST[0], sampled)
+        serving.turn(sampled)
     finally:
         sys.setprofile(None)
     return calls
 
 
-OLDEST: list = []
-
-
 @pytest.mark.parametrize("overlap", [False, True], ids=["one_by_one", "overlapping"])
 @pytest.mark.parametrize("waiting", [False, True], ids=["", "queue"])
 def test_the_number_of_calls_does_not_depend_on_the_number_of_requests(overlap: bool, waiting: bool) -> None:
-    counts = []
-    for num_requests in (4, 64):
-        serving = steady(num_requests, overlap=overlap, waiting=waiting)
-        OLDEST[:] = [serving._pending[0][0]] if overlap else []
-        counts.append(count_calls(serving))
-    assert counts[0] == counts[1]
+    few, many = (count_calls(steady(n, overlap=overlap, waiting=waiting)) for n in (4, 64))
+    assert few == many
 
 
-def test_no_request_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
-    serving = steady(64)
+@pytest.mark.parametrize("waiting", [False, True], ids=["", "queue"])
+def test_no_request_is_touched(monkeypatch: pytest.MonkeyPatch, waiting: bool) -> None:
+    serving = steady(64, waiting=waiting)
 
     def touched(*args: object) -> None:
         raise AssertionError("a single request was looked at")
@@ -79,6 +75,5 @@ def test_no_request_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RequestTable, "request", touched)
     sampled = np.full(64, 3, np.int32)
     for _ in range(8):
-        output = serving.scheduler.schedule()
-        assert len(output) == 64
-        assert len(serving.scheduler.update_from_output(output, sampled)) == 64
+        output, result = serving.turn(sampled)
+        assert len(output) == len(result) == 64
