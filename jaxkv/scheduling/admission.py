@@ -8,7 +8,7 @@ plan promises, an empty engine admits.
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,13 @@ from jaxkv.scheduling.demand import GroupDemand, Holding
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
     from jaxkv.hits import PrefixHit
+
+
+class _Reading(NamedTuple):
+    """A running request that has not been given the blocks of all its tokens."""
+
+    row: int
+    num_tokens: int
 
 
 class Admission:
@@ -63,18 +70,20 @@ class Admission:
         itself included, the next block of each group: otherwise it would soon lose its blocks again.
         """
         pool = self._kv.pool
-        rows = [self._kv.row_of(r.request_id) for r in prefilling]
+        reading = [_Reading(self._kv.row_of(r.request_id), r.num_tokens) for r in prefilling]
+        # Tokens of the step being built count: their blocks are given out.
+        given = self._kv.rows.position
+        reading = [r for r in reading if given[r.row] < r.num_tokens]
         available = self._kv.num_free_blocks
         if num_running:
             available -= self._watermark_blocks
             if request.status is RequestStatus.PREEMPTED:
                 available -= (num_running + 1) * sum(demand.width for demand in self._demands)
-        num_tokens = [*(r.num_tokens for r in prefilling), request.num_tokens]
+        num_tokens = [*(r.num_tokens for r in reading), request.num_tokens]
         wanted = 0
         for manager, demand, part in zip(self._managers, self._demands, hit.parts, strict=True):
             holdings = [
-                Holding(manager.units_of(row), demand.positions(r.num_computed_tokens))
-                for row, r in zip(rows, prefilling, strict=True)
+                Holding(manager.units_of(r.row), demand.positions(int(given[r.row]))) for r in reading
             ]
             holdings.append(Holding(part.leaders, hit.num_tokens // manager.block_size))
             leaders = np.concatenate([h.leaders for h in holdings])

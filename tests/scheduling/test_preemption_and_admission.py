@@ -56,8 +56,17 @@ def test_tokens_in_flight_are_reserved_once_for_all_windows() -> None:
     assert tight.scheduler.stats.num_preemptions == 0
 
 
+def test_prompts_that_are_read_whole_in_one_step_want_no_more_than_they_take() -> None:
+    # 6 prompts of 8 tokens take 2 blocks in each of 2 groups: 24 blocks, all there are.
+    serving = Serving([full(), window(8)], 25, max_num_batched_tokens=48, enable_caching=False)
+    for i in range(6):
+        serving.add(f"r{i}", prompt(i, 8), max_tokens=1)
+    assert len(serving.step().admitted) == 6
+
+
 def test_the_watermark_keeps_blocks_free_while_others_run() -> None:
-    for watermark, expected in ((0.0, ("a", "b")), (0.5, ("a",))):
+    # 20 blocks, of which a takes 5 and b wants 5: b may leave 10 free, but not 11.
+    for watermark, expected in ((0.5, ("a", "b")), (0.55, ("a",))):
         serving = Serving([full()], 21, max_num_batched_tokens=32, watermark=watermark)
         serving.add("a", prompt(1, 20), max_tokens=8)
         serving.add("b", prompt(2, 20), max_tokens=8)

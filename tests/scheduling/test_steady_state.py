@@ -61,9 +61,8 @@ def test_the_number_of_calls_does_not_depend_on_the_number_of_requests(overlap: 
     assert few == many
 
 
-@pytest.mark.parametrize("waiting", [False, True], ids=["", "queue"])
-def test_no_request_is_touched(monkeypatch: pytest.MonkeyPatch, waiting: bool) -> None:
-    serving = steady(64, waiting=waiting)
+def test_no_request_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
+    serving = steady(64)
 
     def touched(*args: object) -> None:
         raise AssertionError("a single request was looked at")
