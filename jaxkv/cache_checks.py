@@ -52,8 +52,8 @@ def check_plan(
     for index, group in enumerate(plan.groups):
         if group.is_eagle_group and isinstance(group.spec, MambaSpec):
             raise JaxkvError(
-                f"group {index} is an EAGLE group of recurrent layers: a recurrent state cannot give up its last "
-                "block, draft models must not have such layers"
+                f"group {index} is an EAGLE group of recurrent layers: a recurrent state cannot give up "
+                "its last block, draft models must not have such layers"
             )
     if enable_caching:
         _check_hashing(plan, prefix_match_unit)
@@ -67,8 +67,9 @@ def _check_context_parallel(groups: Sequence[CacheGroup], size: int) -> None:
         spec = group.spec
         if isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec | ScratchSpec) and spec.dcp_sharded:
             raise JaxkvError(
-                f"decode_context_parallel_size {size}: group {index} of kind {spec.kind!r} cannot be spread over "
-                "ranks; only full attention can, recurrent and replicated (dcp_sharded=False) groups are copied"
+                f"decode_context_parallel_size {size}: group {index} of kind {spec.kind!r} cannot be spread "
+                "over ranks; only full attention can, recurrent and replicated (dcp_sharded=False) groups are "
+                "copied"
             )
 
 
@@ -82,11 +83,13 @@ def _check_hashing(plan: CachePlan, prefix_match_unit: int | None) -> None:
         size = effective_block_size(group, plan.limits.decode_context_parallel_size)
         if group.spec.prefix_cacheable and isinstance(group.spec, AttentionSpec) and size % unit:
             raise JaxkvError(
-                f"group {index} has blocks of {size} tokens, which is not a multiple of the hash block of {unit}"
+                f"group {index} has blocks of {size} tokens, which is not a multiple of the hash block of "
+                f"{unit}"
             )
         if isinstance(group.spec, MambaSpec) and group.spec.mamba_cache_mode == "align" and size % unit:
             raise JaxkvError(
-                f"group {index} keeps states every {size} tokens, which is not a multiple of the hash block of {unit}"
+                f"group {index} keeps states every {size} tokens, which is not a multiple of the hash block of "
+                f"{unit}"
             )
 
 

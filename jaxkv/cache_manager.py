@@ -16,18 +16,7 @@ from jaxkv.hashing import BlockHasher, make_hasher
 from jaxkv.hits import PrefixHit
 from jaxkv.integrity import check_integrity
 from jaxkv.lookup import PrefixLookup
-from jaxkv.managers import (
-    NEVER,
-    NO_PART,
-    Filled,
-    HitPart,
-    MambaManager,
-    ManagerContext,
-    Row,
-    Span,
-    StepClock,
-    make_managers,
-)
+from jaxkv.managers import NO_PART, HitPart, MambaManager, ManagerContext, Row, Span, StepClock, make_managers
 from jaxkv.metrics import PrefixCacheStats, Residency, ResidencySampler
 from jaxkv.planning.plan import CachePlan
 from jaxkv.pool import BlockPool
@@ -35,6 +24,7 @@ from jaxkv.release import free_row, keep_end
 from jaxkv.retention import Retention
 from jaxkv.rows import CacheRows
 from jaxkv.specs import check_int
+from jaxkv.upkeep import Upkeep
 
 
 class Allocation(NamedTuple):
@@ -130,10 +120,8 @@ class KVCacheManager:
         self.rows = CacheRows(self.managers, max_num_seqs)
         self.copies = PendingCopies()
         self.prefix_cache_stats = PrefixCacheStats()
-        self._cacheable = [manager for manager in self.managers if manager.cacheable]
-        self._keeps_states = any(isinstance(manager, MambaManager) for manager in self._cacheable)
-        self._has_lazy_rows = False
-        self._delayed: set[int] = set()
+        self.upkeep = Upkeep(self.rows, self.managers, self.clock, self.hasher)
+        self._keeps_states = any(m.cacheable and isinstance(m, MambaManager) for m in self.managers)
 
     # Looking up
 
@@ -143,7 +131,7 @@ class KVCacheManager:
         """
         if not self.enable_caching:
             return self.lookup.nothing()
-        self._flush_caching()
+        self.upkeep.catch_up_caching()
         return self.lookup.find(request)
 
     def checkpoint_positions(self, request: CacheRequest, hit: PrefixHit | None = None) -> Sequence[int]:
@@ -208,16 +196,16 @@ class KVCacheManager:
         after = computed + num_new_tokens
         if after == 0 or after > self.plan.max_model_len:
             raise JaxkvError(
-                f"request {request.request_id!r} asks for room for {after} tokens; there must be at least 1 and at "
-                f"most max_model_len {self.plan.max_model_len}"
+                f"request {request.request_id!r} asks for room for {after} tokens; there must be at least 1 "
+                f"and at most max_model_len {self.plan.max_model_len}"
             )
         slots = min(after + num_lookahead_tokens, self.plan.max_model_len)
         span = Span(computed, after, slots, boundaries, num_encoder_tokens)
         if row >= 0:
-            self._let_go(row, computed)
+            self.upkeep.let_go(row, computed)
         else:
             # Units of the hit that other rows have left behind are to be counted as free.
-            self._catch_up()
+            self.upkeep.catch_up()
         needed = [
             manager.units_needed(row, parts[manager.number] if parts else NO_PART, span)
             for manager in self.managers
@@ -233,7 +221,9 @@ class KVCacheManager:
         for manager, units in zip(self.managers, needed, strict=True):
             manager.extend(row, units, span)
         self._plan_copies(row, parts, computed)
-        self._advance(row, computed, after, delay_cache_blocks)
+        if delay_cache_blocks:
+            self.upkeep.delayed.add(row)
+        self.upkeep.advance(row, computed, after)
         return Allocation(row, taken)
 
     def allocate_decodes(
@@ -277,27 +267,6 @@ class KVCacheManager:
             request.num_tokens, hit, preempted=request.num_preemptions > 0, alignment=self.chunk_alignment
         )
 
-    def _advance(self, row: int, computed: int, after: int, delay_cache_blocks: bool) -> None:
-        """The row's step takes it from `computed` to `after` tokens."""
-        self.rows.computed[row], self.rows.position[row] = computed, after
-        self.rows.last_step[row] = self.clock.step
-        if delay_cache_blocks:
-            self._delayed.add(row)
-        self._cache_row(row)
-        self._refresh(row)
-
-    def _let_go(self, row: int, computed: int) -> None:
-        """Frees what no token after the first `computed` reads. What is complete is cached before."""
-        if self.rows.position[row] >= self.rows.cache_at[row]:
-            self._cache_row(row)
-        for manager in self.managers:
-            manager.release_skipped(row, computed)
-
-    def _refresh(self, row: int) -> None:
-        self.rows.refresh(np.array([row]))
-        if row in self._delayed:
-            self.rows.cache_at[row] = NEVER
-
     # Caching
 
     def cache_blocks(self, request: CacheRequest, num_computed_tokens: int) -> None:
@@ -312,56 +281,14 @@ class KVCacheManager:
                 f"request {request.request_id!r} has room for {self.rows.position[row]} tokens, so "
                 f"{num_computed_tokens} cannot be computed"
             )
-        self._delayed.discard(row)
-        progress = self.rows.progress(row)
-        filled = self._filled(row, num_computed_tokens, progress.position, progress.step)
-        for manager in self._cacheable:
-            manager.cache(row, filled)
-        self._refresh(row)
-
-    def cache_rows(self, rows: NDArray[np.intp]) -> None:
-        """Caches what each row has completed."""
-        if not self._cacheable:
-            return
-        if self._delayed:
-            rows = rows[~np.isin(rows, list(self._delayed))]
-        filled = [
-            self._filled(row, position, position, step)
-            for row, position, step in zip(
-                rows.tolist(),
-                self.rows.position[rows].tolist(),
-                self.rows.last_step[rows].tolist(),
-                strict=True,
-            )
-        ]
-        for manager in self._cacheable:
-            manager.cache_rows(rows, filled)
-
-    def _cache_row(self, row: int) -> None:
-        if self._cacheable and row not in self._delayed:
-            progress = self.rows.progress(row)
-            filled = self._filled(row, progress.position, progress.position, progress.step)
-            for manager in self._cacheable:
-                manager.cache(row, filled)
-
-    def _filled(self, row: int, num_tokens: int, position: int, last_step: int) -> Filled:
-        info = self.rows.info(row)
-        hashes = info.request.block_hashes(self.hasher)
-        return Filled(info, hashes, num_tokens, position, last_step + 1 if self.clock.step else 0)
-
-    def _flush_caching(self) -> None:
-        """Catches up with rows that were advanced without being looked at."""
-        rows = self.rows.to_cache()
-        if len(rows):
-            self.cache_rows(rows)
-            self.rows.refresh(rows)
+        self.upkeep.arrived(row, num_computed_tokens)
 
     # Letting go
 
     def remove_skipped_blocks(self, request: CacheRequest, num_computed_tokens: int) -> None:
         """Frees blocks that no token after the first `num_computed_tokens` reads."""
         check_int("num_computed_tokens", num_computed_tokens, 0)
-        self._let_go(self._row(request.request_id), num_computed_tokens)
+        self.upkeep.let_go(self._row(request.request_id), num_computed_tokens)
 
     def free(self, request: CacheRequest) -> None:
         """Gives back all blocks of a request; nothing to do for one that has none.
@@ -372,12 +299,12 @@ class KVCacheManager:
         """
         row = self.rows.find(request.request_id)
         if row >= 0:
-            self._cache_row(row)
-            if not self.retention.is_dense and row not in self._delayed:
+            self.upkeep.cache_row(row)
+            if not self.retention.is_dense and row not in self.upkeep.delayed:
                 keep_end(self, row)
             free_row(self, row)
             self.rows.close(request.request_id)
-            self._delayed.discard(row)
+            self.upkeep.delayed.discard(row)
 
     def reset_prefix_cache(self) -> bool:
         """Forgets everything cached. False, and nothing forgotten, while any request holds blocks."""
@@ -408,34 +335,12 @@ class KVCacheManager:
             self.copies.release_sources()
         return copies
 
-    def note_lazy_rows(self) -> None:
-        """Some rows advanced without letting go of what they left behind."""
-        self._has_lazy_rows = True
-
-    def let_go_of_all(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:
-        """Frees what these rows leave behind once `computed` tokens are settled, and what all others already
-        have.
-        """
-        self._flush_caching()
-        for manager in self.managers:
-            manager.release_rows(rows, computed)
-        self._catch_up()
-
-    def _catch_up(self) -> None:
-        """Lets go of what rows left behind that were advanced without being looked at."""
-        if self._has_lazy_rows:
-            self._has_lazy_rows = False
-            self._flush_caching()
-            rows = self.rows.active()
-            for manager in self.managers:
-                manager.release_rows(rows, self.rows.computed[rows])
-
     # Looking in
 
     @property
     def num_free_blocks(self) -> int:
         """Ids that could be given out now, cached ones that nobody holds included."""
-        self._catch_up()
+        self.upkeep.catch_up()
         return self.pool.num_free
 
     @property
@@ -445,7 +350,7 @@ class KVCacheManager:
 
     def usage_by_group(self) -> list[float]:
         """Part of the pool that each group's blocks take which requests hold; a shared block counts once."""
-        self._catch_up()
+        self.upkeep.catch_up()
         usable = max(1, self.pool.num_blocks - 1)
         shares = [0.0] * len(self.plan.groups)
         rows = self.rows.active().tolist()
@@ -469,7 +374,7 @@ class KVCacheManager:
     def get_block_ids(self, request_id: str) -> list[list[int]]:
         """By group: the request's ids by block position, 0 where nothing is held."""
         row = self._row(request_id)
-        self._catch_up()
+        self.upkeep.catch_up()
         tables: list[list[int]] = [[] for _ in self.plan.groups]
         for manager in self.managers:
             for group, ids in zip(manager.group_ids, manager.positional_ids(row), strict=True):

@@ -25,7 +25,6 @@ def allocate_decodes(
     cache: "KVCacheManager", rows: NDArray[np.integer], num_tokens_after: NDArray[np.integer]
 ) -> DecodeAllocation:
     """See KVCacheManager.allocate_decodes."""
-    state = cache.rows
     after = np.asarray(num_tokens_after, np.int64)
     if len(rows) != len(after):
         raise JaxkvError(f"{len(rows)} rows need as many token counts, not {len(after)}")
@@ -34,20 +33,14 @@ def allocate_decodes(
     if int(after.max()) > cache.plan.max_model_len:
         raise JaxkvError(f"{int(after.max())} tokens are more than the maximum of {cache.plan.max_model_len}")
     rows = np.asarray(rows, np.intp)
-    due = np.flatnonzero(after > state.capacity[rows])
+    due = np.flatnonzero(after > cache.rows.capacity[rows])
     done = len(rows)
     if len(due):
         fitting = _give_blocks(cache, rows, after, due)
         if fitting < len(due):
             done = int(due[fitting])
         due = due[:fitting]
-    advanced = rows[:done]
-    state.computed[advanced] = after[:done] - 1
-    state.position[advanced] = after[:done]
-    state.last_step[advanced] = cache.clock.step
-    if len(due):
-        state.refresh(rows[due])
-    cache.note_lazy_rows()
+    cache.upkeep.advance_rows(rows[:done], after[:done], rows[due])
     return DecodeAllocation(done, len(due))
 
 
@@ -57,7 +50,7 @@ def _give_blocks(
     """Blocks for the leading ones of the rows at indices `due`, as many as fit; returns their number."""
     due_rows, due_after = rows[due], after[due]
     # What the rows completed is cached before anything of it is let go of.
-    cache.cache_rows(due_rows)
+    cache.upkeep.cache_rows(due_rows)
     for manager in cache.managers:
         manager.release_rows(due_rows, due_after - 1)
     needed = [manager.needed_rows(due_rows, due_after) for manager in cache.managers]
@@ -65,7 +58,7 @@ def _give_blocks(
     running_sum = np.cumsum(blocks)
     if int(running_sum[-1]) > cache.pool.num_free:
         # Rows that need no block leave some behind too; they are asked only now that it matters.
-        cache.let_go_of_all(rows, after - 1)
+        cache.upkeep.let_go_rows(rows, after - 1)
     fitting = int(np.searchsorted(running_sum, cache.pool.num_free, side="right"))
     for manager, units in zip(cache.managers, needed, strict=True):
         manager.extend_rows(due_rows[:fitting], units[:fitting], due_after[:fitting])

@@ -1,5 +1,6 @@
 """Counters of a cache, under vLLM's names, and a sample of how long blocks stay."""
 
+import itertools
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -96,7 +97,7 @@ class ResidencySampler:
         for leader in self._sampled(leaders):
             uses = self._uses.pop(leader, None)
             if uses:
-                gaps = tuple(b - a for a, b in zip(uses, uses[1:], strict=False))
+                gaps = tuple(b - a for a, b in itertools.pairwise(uses))
                 self._finished.append(Residency(step - uses[0], step - uses[-1], gaps))
 
     def take(self) -> list[Residency]:

@@ -35,8 +35,8 @@ class Retention(NamedTuple):
             raise JaxkvError(f"the retention interval must be None, 0 or positive, not {self.interval!r}")
         if self.interval % self.alignment:
             raise JaxkvError(
-                f"the retention interval {self.interval} is not a multiple of {self.alignment} tokens, the alignment "
-                "of hits"
+                f"the retention interval {self.interval} is not a multiple of {self.alignment} tokens, the "
+                "alignment of hits"
             )
 
     @property

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -67,12 +67,10 @@ class Row:
     """What the managers must know about the request in one row of the tables.
 
     request: whose row it is. boundaries: positions at which a later request is expected to resume, ascending.
-    partial_hashes: by manager, the first hash that has not been looked at for hits that end inside a block.
     """
 
     request: CacheRequest
     boundaries: tuple[int, ...] = ()
-    partial_hashes: dict[int, int] = field(default_factory=dict)
 
 
 class Filled(NamedTuple):

@@ -22,6 +22,7 @@ from jaxkv.pool import NOT_CACHED
 from jaxkv.specs import MambaSpec, cdiv
 
 NO_STATE = 0
+_IN_PLACE = -1
 
 
 class StateUnits(NamedTuple):
@@ -78,7 +79,7 @@ class MambaManager(Manager):
         self.current[row] = self.previous[row] = NO_STATE
         self.limit[row] = 0
         self.previous_position[row] = 0
-        self.switched_from[row] = -1
+        self.switched_from[row] = _IN_PLACE
         if len(part.leaders):
             self.pool.touch(self.number, part.leaders)
             self.current[row] = part.leaders[0]
@@ -158,7 +159,11 @@ class MambaManager(Manager):
             leaders = self.pool.take(self.number, len(inside))[0]
             self._checkpoints[row] = dict(zip(inside, leaders.tolist(), strict=True))
         if span.after > self.limit[row] or self.current[row] == NO_STATE:
+            brought = self.current[row] == NO_STATE and span.computed > 0
             self._switch(np.array([row]), np.array([span.after]), np.array([span.computed]))
+            if brought:
+                # A connector puts the state into the new unit, which the step then updates in place.
+                self.switched_from[row] = _IN_PLACE
 
     def _switch(self, rows: NDArray[np.intp], after: NDArray[np.int64], computed: NDArray[np.int64]) -> None:
         """The rows' next step writes to new units."""

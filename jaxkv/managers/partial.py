@@ -9,6 +9,7 @@ The copy is made before the step runs, so a unit whose content this very step co
 from typing import NamedTuple
 
 from jaxkv.managers.positional import PositionalManager
+from jaxkv.managers.prefix_index import NOT_READY
 
 
 class Inside(NamedTuple):
@@ -32,22 +33,21 @@ def find_inside(manager: PositionalManager, hashes: list[bytes], block: int, lim
     step = manager.context.clock.step
     limit = min(limit // unit, len(hashes), (block + 1) * manager.hashes_per_block - 1)
     begin = block * manager.hashes_per_block
-    waits = False
+    awaited = begin
     end = begin + manager.hashes_per_block
     whole = index.units.get(hashes[end - 1]) if end <= len(hashes) else None
     if whole is not None and limit > begin:
         if ready[whole] <= step:
-            return Inside(limit * unit, whole, waits)
-        waits = True
+            return Inside(limit * unit, whole, False)
+        awaited = limit
     # Of the recorded prefixes any that is at least as long will do, but what is needed is the longest.
     for position in range(min(end - 1, len(hashes)), begin, -1):
-        leader = index.find_partial(hashes[position - 1])
+        leader = index.find_partial(hashes[position - 1], step)
         if leader is None:
             continue
-        if ready[leader] > step:
-            waits = True
-            continue
         length = min(position, limit)
-        if length > begin:
-            return Inside(length * unit, leader, waits)
-    return Inside(block * size, -1, waits)
+        if leader == NOT_READY:
+            awaited = max(awaited, length)
+        elif length > begin:
+            return Inside(length * unit, leader, awaited > length)
+    return Inside(block * size, -1, awaited > begin)

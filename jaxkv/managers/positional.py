@@ -14,8 +14,9 @@ class PositionalManager(Manager):
     """Keeps compact tables: entry i of a row is block first_block + i, and only blocks that are held have
     entries.
 
-    ids: int32[width, rows, table_width]. first_block, count, cached: int64[rows]; `cached` is the position of
-    the first block that has not been looked at for caching. Rows and width grow by doubling.
+    ids: int32[width, rows, table_width]. first_block, count, cached, inside: int64[rows]; `cached` is the
+    position of the first block that has not been looked at for caching, `inside` the first hash not looked at
+    for hits that end inside a block. Rows and width grow by doubling.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class PositionalManager(Manager):
         self.first_block: NDArray[np.int64] = np.zeros(0, np.int64)
         self.count: NDArray[np.int64] = np.zeros(0, np.int64)
         self.cached: NDArray[np.int64] = np.zeros(0, np.int64)
+        self.inside: NDArray[np.int64] = np.zeros(0, np.int64)
         self.hashes_per_block = max(1, self.block_size // context.hash_block_size)
 
     # What differs by kind
@@ -64,6 +66,7 @@ class PositionalManager(Manager):
         self.first_block = grown(self.first_block, (num_rows,))
         self.count = grown(self.count, (num_rows,))
         self.cached = grown(self.cached, (num_rows,))
+        self.inside = grown(self.inside, (num_rows,))
 
     def open_row(self, row: int, part: HitPart, span: Span) -> None:
         n = len(part.leaders)
@@ -77,6 +80,8 @@ class PositionalManager(Manager):
         # complete.
         whole = cdiv(span.computed, self.block_size)
         self.cached[row] = span.computed // self.block_size if part.copy_from >= 0 else whole
+        # Blocks of the hit are recorded already.
+        self.inside[row] = self.cached[row] * self.hashes_per_block
 
     def close_row(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         first, n = int(self.first_block[row]), int(self.count[row])
@@ -206,19 +211,18 @@ class PositionalManager(Manager):
         unfilled.
         """
         scale, first, hashes = self.hashes_per_block, int(self.first_block[row]), filled.hashes
-        seen = filled.info.partial_hashes
         stop = min(
             filled.tokens // self.context.hash_block_size, len(hashes), (first + int(self.count[row])) * scale
         )
-        begin = max(seen.get(self.number, first * scale), first * scale)
+        begin = max(int(self.inside[row]), first * scale)
         for block in range(begin // scale, cdiv(stop, scale)):
             low, high = max(begin, block * scale), min(stop, block * scale + scale - 1)
             if high > low:
                 leader = self.ids[0, row, block - first : block - first + 1]
-                self.index.add_partial(int(leader[0]), hashes[low:high])
+                self.index.add_partial(int(leader[0]), hashes[low:high], filled.ready_step)
                 if self.pool.cached_by[leader[0]] != self.number:
                     self.pool.set_cached(self.number, leader, True, filled.ready_step)
-        seen[self.number] = max(begin, stop)
+        self.inside[row] = max(begin, stop)
 
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
         if not self.skips:

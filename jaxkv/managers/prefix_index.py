@@ -2,11 +2,21 @@
 
 import contextlib
 import itertools
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jaxkv.pool import BlockPool
+
+NOT_READY = -1
+
+
+class _Recorded(NamedTuple):
+    """A unit that holds a prefix in its leading tokens, and the first step that may read them."""
+
+    leader: int
+    ready_step: int
 
 
 class PrefixIndex:
@@ -20,7 +30,7 @@ class PrefixIndex:
         self._pool = pool
         self.units: dict[bytes, int] = {}
         self._duplicates: dict[bytes, list[int]] = {}
-        self._partial: dict[bytes, list[int]] = {}
+        self._partial: dict[bytes, list[_Recorded]] = {}
         self._partial_hashes: dict[int, list[bytes]] = {}
 
     def __len__(self) -> int:
@@ -57,22 +67,22 @@ class PrefixIndex:
                 del self._duplicates[block_hash]
         return gone
 
-    def add_partial(self, leader: int, hashes: list[bytes]) -> None:
+    def add_partial(self, leader: int, hashes: list[bytes], ready_step: int) -> None:
         """Records that the unit's leading tokens end prefixes of these hashes, each shorter than its
-        block.
+        block, and from which step on they may be read before it runs: a block fills over many steps.
         """
         for block_hash in hashes:
-            self._partial.setdefault(block_hash, []).append(leader)
+            self._partial.setdefault(block_hash, []).append(_Recorded(leader, ready_step))
         self._partial_hashes.setdefault(leader, []).extend(hashes)
 
-    def find_partial(self, block_hash: bytes) -> int | None:
-        """A unit whose leading tokens end the prefix, or None."""
+    def find_partial(self, block_hash: bytes, step: int) -> int | None:
+        """A unit whose leading tokens end the prefix: NOT_READY where step `step` is too early to read
+        them, None where there is none.
+        """
         found = self._partial.get(block_hash)
-        return found[0] if found else None
-
-    def num_partial(self, leader: int) -> int:
-        """Hashes recorded by `add_partial` for the unit."""
-        return len(self._partial_hashes.get(leader, ()))
+        if not found:
+            return None
+        return next((leader for leader, ready_step in found if ready_step <= step), NOT_READY)
 
     def run(self, hashes: list[bytes], stop: int) -> list[int]:
         """Leaders of the leading hashes that are all cached, at most `stop`."""
@@ -84,7 +94,8 @@ class PrefixIndex:
 
     def _remove_partial(self, leader: int) -> None:
         for block_hash in self._partial_hashes.pop(leader, ()):
-            same = self._partial[block_hash]
-            same.remove(leader)
-            if not same:
+            same = [recorded for recorded in self._partial[block_hash] if recorded.leader != leader]
+            if same:
+                self._partial[block_hash] = same
+            else:
                 del self._partial[block_hash]

@@ -1,0 +1,129 @@
+"""Keeps the accounts of running rows: caches what they complete, lets go of what they leave behind.
+
+Rows that advance in a steady decode step are not looked at. They are caught up with before anything could
+tell the
+difference: before a look-up, before the free blocks are counted, before a row's blocks are given back.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from jaxkv.hashing import BlockHasher
+from jaxkv.managers import NEVER, Filled, Manager, StepClock
+from jaxkv.rows import CacheRows
+
+
+class Upkeep:
+    """delayed: rows whose content is still on its way, so that nothing of it may be cached."""
+
+    def __init__(
+        self, rows: CacheRows, managers: tuple[Manager, ...], clock: StepClock, hasher: BlockHasher
+    ) -> None:
+        self.delayed: set[int] = set()
+        self._rows = rows
+        self._managers = managers
+        self._cacheable = [manager for manager in managers if manager.cacheable]
+        self._clock = clock
+        self._hasher = hasher
+        self._has_lazy_rows = False
+
+    # After a step is scheduled
+
+    def advance(self, row: int, computed: int, after: int) -> None:
+        """The row's step takes it from `computed` to `after` tokens; what that fills is cached."""
+        self._rows.computed[row], self._rows.position[row] = computed, after
+        self._rows.last_step[row] = self._clock.step
+        self.cache_row(row)
+        self._refresh(row)
+
+    def advance_rows(
+        self, rows: NDArray[np.intp], after: NDArray[np.int64], visited: NDArray[np.intp]
+    ) -> None:
+        """One more token for each row. Only the rows `visited` have new blocks."""
+        self._rows.computed[rows] = after - 1
+        self._rows.position[rows] = after
+        self._rows.last_step[rows] = self._clock.step
+        self._has_lazy_rows = True
+        if len(visited):
+            self._rows.refresh(visited)
+
+    # Caching
+
+    def cache_row(self, row: int) -> None:
+        """Caches what the row has completed, unless that is put off."""
+        if self._cacheable and row not in self.delayed:
+            self.cache_tokens(row, int(self._rows.position[row]))
+
+    def cache_tokens(self, row: int, num_tokens: int) -> None:
+        """Caches what the row's first `num_tokens` tokens filled."""
+        progress = self._rows.progress(row)
+        filled = self._filled(row, num_tokens, progress.position, progress.step)
+        for manager in self._cacheable:
+            manager.cache(row, filled)
+
+    def cache_rows(self, rows: NDArray[np.intp]) -> None:
+        """`cache_row` for many rows."""
+        if not self._cacheable:
+            return
+        if self.delayed:
+            rows = rows[~np.isin(rows, list(self.delayed))]
+        positions, steps = self._rows.position[rows].tolist(), self._rows.last_step[rows].tolist()
+        filled = [
+            self._filled(row, position, position, step)
+            for row, position, step in zip(rows.tolist(), positions, steps, strict=True)
+        ]
+        for manager in self._cacheable:
+            manager.cache_rows(rows, filled)
+
+    def arrived(self, row: int, num_tokens: int) -> None:
+        """The content of the first `num_tokens` tokens is there: caches it, and what follows as it fills."""
+        self.delayed.discard(row)
+        if self._cacheable:
+            self.cache_tokens(row, num_tokens)
+        self._refresh(row)
+
+    def _filled(self, row: int, num_tokens: int, position: int, last_step: int) -> Filled:
+        info = self._rows.info(row)
+        hashes = info.request.block_hashes(self._hasher)
+        return Filled(info, hashes, num_tokens, position, last_step + 1 if self._clock.step else 0)
+
+    def _refresh(self, row: int) -> None:
+        self._rows.refresh(np.array([row]))
+        if row in self.delayed:
+            self._rows.cache_at[row] = NEVER
+
+    # Letting go
+
+    def let_go(self, row: int, computed: int) -> None:
+        """Frees what no token after the row's first `computed` reads. What is complete is cached before."""
+        if self._rows.position[row] >= self._rows.cache_at[row]:
+            self.cache_row(row)
+        for manager in self._managers:
+            manager.release_skipped(row, computed)
+
+    def let_go_rows(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:
+        """Frees what these rows leave behind once `computed` tokens are settled, and what all others already
+        have.
+        """
+        self.catch_up_caching()
+        for manager in self._managers:
+            manager.release_rows(rows, computed)
+        self.catch_up()
+
+    # Catching up
+
+    def catch_up_caching(self) -> None:
+        """Caches what rows completed while they were not looked at."""
+        rows = self._rows.to_cache()
+        if len(rows):
+            self.cache_rows(rows)
+            self._rows.refresh(rows)
+
+    def catch_up(self) -> None:
+        """Frees what rows left behind while they were not looked at."""
+        if self._has_lazy_rows:
+            self._has_lazy_rows = False
+            self.catch_up_caching()
+            rows = self._rows.active()
+            for manager in self._managers:
+                manager.release_rows(rows, self._rows.computed[rows])
