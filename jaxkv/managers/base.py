@@ -187,7 +187,7 @@ class Manager(ABC):
         ready_step: NDArray[np.int64] | int,
     ) -> None:
         """Units that a row holds can be found from now on, by these hashes."""
-        self.index.add(keys, leaders.tolist())
+        self.index.add(keys, leaders)
         self.pool.set_cached(self.number, leaders, strong, ready_step)
         if self.context.residency is not None:
             self.context.residency.cached(leaders, self.context.clock.step)

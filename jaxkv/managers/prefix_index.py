@@ -36,33 +36,42 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self.units)
 
-    def add(self, hashes: list[bytes], leaders: list[int]) -> None:
+    def add(self, hashes: list[bytes], leaders: NDArray[np.int32]) -> None:
         """Records units that were not in the index."""
-        hash_of, find_or_add = self._pool.hash_of, self.units.setdefault
-        for block_hash, leader in zip(hashes, leaders, strict=True):
-            hash_of[leader] = block_hash
+        self._pool.hash_of[leaders] = hashes
+        find_or_add = self.units.setdefault
+        for block_hash, leader in zip(hashes, leaders.tolist(), strict=True):
             first = find_or_add(block_hash, leader)
             if first != leader:
                 self._duplicates.setdefault(block_hash, [first]).append(leader)
 
     def remove(self, leaders: NDArray[np.int32]) -> list[bytes]:
         """Forgets units; returns the hashes that no unit has any more."""
-        gone: list[bytes] = []
-        hash_of, units = self._pool.hash_of, self.units
-        for leader in leaders.tolist():
-            block_hash = hash_of[leader]
-            hash_of[leader] = None
-            if self._partial_hashes:
+        hashes: list[bytes | None] = self._pool.hash_of[leaders].tolist()
+        self._pool.hash_of[leaders] = None
+        if self._partial_hashes:
+            for leader in leaders.tolist():
                 self._remove_partial(leader)
+        if self._duplicates:
+            gone = self._pass_on(hashes, leaders.tolist())
+        else:
+            gone = [block_hash for block_hash in hashes if block_hash is not None]
+        for block_hash in gone:
+            del self.units[block_hash]
+        return gone
+
+    def _pass_on(self, hashes: list[bytes | None], leaders: list[int]) -> list[bytes]:
+        """Gives hashes of forgotten units to other units that have them; returns those that no other has."""
+        gone: list[bytes] = []
+        for block_hash, leader in zip(hashes, leaders, strict=True):
             if block_hash is None:
                 continue
             same = self._duplicates.get(block_hash)
             if same is None:
-                del units[block_hash]
                 gone.append(block_hash)
                 continue
             same.remove(leader)
-            units[block_hash] = same[0]
+            self.units[block_hash] = same[0]
             if len(same) == 1:
                 del self._duplicates[block_hash]
         return gone
