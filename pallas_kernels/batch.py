@@ -1,6 +1,6 @@
 """The arrays that describe one step: which tokens, of which sequences, in which blocks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax
 
@@ -20,6 +20,8 @@ class RaggedBatch:
     seq_lens      `[S]`   tokens of the sequence, this step's included; 0 for padding rows
     num_decodes   `[]`    sequences with one query token, at the front
     num_seqs      `[]`    sequences in all
+    decode_only   whether there are no prefill chunks (num_decodes equals num_seqs), known when compiling: what
+                  would serve them is left out
     """
 
     positions: jax.Array
@@ -28,6 +30,7 @@ class RaggedBatch:
     seq_lens: jax.Array
     num_decodes: jax.Array
     num_seqs: jax.Array
+    decode_only: bool = field(default=False, metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass

@@ -10,23 +10,37 @@ PREFILL_GROWTH = 4
 
 
 class Bucket(NamedTuple):
-    """The padded shape of one step: `num_tokens` token positions in at most `num_seqs` sequences."""
+    """The padded shape of one step: `num_tokens` token positions in at most `num_seqs` sequences.
+
+    decode_only: every sequence has one token; steps with prefill chunks do not fit.
+    """
 
     num_tokens: int
     num_seqs: int
+    decode_only: bool
+
+    def holds(self, num_tokens: int, num_seqs: int) -> bool:
+        """Whether a step of so many tokens and sequences fits."""
+        fits = num_tokens <= self.num_tokens and num_seqs <= self.num_seqs
+        return fits and (num_tokens == num_seqs or not self.decode_only)
 
     def __str__(self) -> str:
+        if self.decode_only:
+            return f"{self.num_seqs} decodes"
         return f"{self.num_tokens} tokens in up to {self.num_seqs} sequences"
 
 
 def make_buckets(
-    *, max_num_seqs: int, max_num_batched_tokens: int, prefill_tokens: Sequence[int] | None = None
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    decode_seqs: Sequence[int] | None = None,
+    prefill_tokens: Sequence[int] | None = None,
 ) -> tuple[Bucket, ...]:
-    """The shapes of an engine, ascending: one token a sequence for powers of two of sequences, and longer
-    steps for prefill chunks beside any number of sequences, growing by `PREFILL_GROWTH`; both end at the
-    maximum.
+    """The shapes of an engine: decodes of powers of two of sequences, then steps with prefill chunks, growing by
+    `PREFILL_GROWTH`; each kind ascending and ending at the maximum.
 
-    `prefill_tokens` replaces the prefill sizes; the maximum is added where it is missing.
+    decode_seqs, prefill_tokens: sizes to use instead; the maximum is added where it is missing.
     """
     if max_num_seqs < 1:
         raise JaxkvError(f"max_num_seqs must be at least 1, not {max_num_seqs}")
@@ -35,27 +49,34 @@ def make_buckets(
             f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs "
             f"({max_num_seqs}): a step decodes one token of each running request"
         )
+    if decode_seqs is None:
+        decode_seqs = _growing(1, 2, max_num_seqs)
     if prefill_tokens is None:
         prefill_tokens = _growing(SMALLEST_PREFILL, PREFILL_GROWTH, max_num_batched_tokens)
-    wrong = [n for n in prefill_tokens if not 1 <= n <= max_num_batched_tokens]
-    if wrong:
-        raise JaxkvError(
-            f"a prefill bucket must be from 1 to {max_num_batched_tokens} tokens, not {wrong[0]}"
-        )
-    shapes = {Bucket(n, n) for n in _growing(1, 2, max_num_seqs)}
-    shapes |= {Bucket(n, min(n, max_num_seqs)) for n in (*prefill_tokens, max_num_batched_tokens)}
-    return tuple(sorted(shapes))
+    decodes = _sizes("a decode bucket", decode_seqs, max_num_seqs)
+    prefills = _sizes("a prefill bucket", prefill_tokens, max_num_batched_tokens)
+    return (
+        *(Bucket(n, n, True) for n in decodes),
+        *(Bucket(n, min(n, max_num_seqs), False) for n in prefills),
+    )
 
 
 def pick_bucket(buckets: Sequence[Bucket], *, num_tokens: int, num_seqs: int) -> Bucket:
-    """The smallest of `buckets` (ascending) that holds the step. Raises JaxkvError where none does."""
+    """The first of `buckets` (as `make_buckets` orders them) that holds the step. JaxkvError where none does."""
     for bucket in buckets:
-        if num_tokens <= bucket.num_tokens and num_seqs <= bucket.num_seqs:
+        if bucket.holds(num_tokens, num_seqs):
             return bucket
     raise JaxkvError(
         f"a step of {num_tokens} tokens in {num_seqs} sequences fits no bucket; "
         f"the largest holds {buckets[-1]}"
     )
+
+
+def _sizes(what: str, sizes: Sequence[int], largest: int) -> list[int]:
+    wrong = [size for size in sizes if not 1 <= size <= largest]
+    if wrong:
+        raise JaxkvError(f"{what} must be from 1 to {largest}, not {wrong[0]}")
+    return sorted({*sizes, largest})
 
 
 def _growing(first: int, factor: int, last: int) -> list[int]:

@@ -86,7 +86,7 @@ class StepFunction:
         """float32[S, V] at the sampled positions. Those of a large vocabulary are a good part of a step: a step
         with prefill chunks computes none, one, or all rows, as it needs; rows that are not computed are zeros.
         """
-        if bucket.num_tokens == bucket.num_seqs:
+        if bucket.decode_only:
             return model.logits(hidden[inputs.sampled])
         shape = jax.eval_shape(model.logits, hidden[inputs.sampled])
 

@@ -50,7 +50,7 @@ class StepShape:
     @cached_property
     def fields(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
         """Shape and dtype (of four bytes) of every array, in the order of the buffer."""
-        tokens, seqs = self.bucket
+        tokens, seqs = self.bucket.num_tokens, self.bucket.num_seqs
         fields: dict[str, tuple[tuple[int, ...], str]] = {
             "tokens": ((tokens,), "int32"),
             "carried": ((tokens,), "int32"),
@@ -98,7 +98,7 @@ class StepShape:
         return StepInputs(
             tokens=arrays["tokens"],
             carried=arrays["carried"],
-            batch=RaggedBatch(**{name: arrays[name] for name in batch}),
+            batch=RaggedBatch(**{name: arrays[name] for name in batch}, decode_only=self.bucket.decode_only),
             tables=tuple(
                 GroupTable(block_ids=arrays[f"block_ids.{group}"], first_block=arrays[f"first_block.{group}"])
                 for group in range(len(self.table_widths))

@@ -1,4 +1,5 @@
-"""Text to token ids and back, on top of `sentencepiece` (GGUF vocabularies) or `tokenizers` (tokenizer.json)."""
+"""Text to token ids and back, on top of `sentencepiece` (GGUF vocabularies) or `tokenizers`
+(tokenizer.json)."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -53,10 +54,12 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Decodes tokens as they come. The pieces, `finish()` included, join to what `decode` gives for all of them.
+    """Decodes tokens as they come. The pieces, `finish()` included, join to what `decode` gives for all of
+    them.
 
-    Text is held back while it ends in an unfinished character. Decoding starts a few tokens back each time, so the
-    cost of a token does not grow with the text, and the space that some tokenizers drop at the start is not lost.
+    Text is held back while it ends in an unfinished character. Decoding starts a few tokens back each time,
+    so the cost of a token does not grow with the text, and the space that some tokenizers drop at the start
+    is not lost.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -122,8 +125,8 @@ def tokenizer_from_vocabulary(
 ) -> Tokenizer:
     """A SentencePiece BPE tokenizer from a GGUF file's lists. JaxkvError where they are of different lengths.
 
-    Control tokens are matched in text like user-defined ones, as Hugging Face's tokenizers do: prompts are written
-    with "<start_of_turn>". GGUF writes the runs of spaces among user-defined tokens as plain spaces.
+    Control tokens are matched in text like user-defined ones, as Hugging Face's tokenizers do: prompts are
+    written with "<start_of_turn>". GGUF writes the runs of spaces among user-defined tokens as plain spaces.
     """
     if not len(tokens) == len(scores) == len(types):
         raise JaxkvError(
@@ -159,7 +162,8 @@ def tokenizer_from_vocabulary(
 
 
 def tokenizer_from_json(path: Path, bos_token: str | None) -> Tokenizer:
-    """The tokenizer of a tokenizer.json. JaxkvError where the file is missing, unreadable, or lacks `bos_token`."""
+    """The tokenizer of a tokenizer.json. JaxkvError where the file is missing, unreadable, or lacks
+    `bos_token`."""
     if not path.is_file():
         raise JaxkvError(f"there is no file {path}")
     try:

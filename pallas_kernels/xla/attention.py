@@ -44,6 +44,8 @@ def paged_attention_xla(
     """Same contract as `paged_attention_reference`."""
     out = jnp.zeros_like(q)
     out = _attend_decodes(out, q, pages, batch, table, settings)
+    if batch.decode_only:
+        return out
     return _attend_prefills(out, q, pages, batch, table, settings)
 
 

@@ -6,7 +6,7 @@ from jaxkv.engine.step_inputs import StepShape
 
 
 def test_what_the_host_writes_to_views_is_what_the_device_reads():
-    shape = StepShape(Bucket(5, 3), (4, 2))
+    shape = StepShape(Bucket(5, 3, False), (4, 2))
     words = np.zeros(shape.num_words, np.int32)
     views = shape.views(words)
     rng = np.random.default_rng(0)
@@ -34,7 +34,7 @@ def test_what_the_host_writes_to_views_is_what_the_device_reads():
 
 
 def test_views_cover_the_buffer_without_overlap():
-    shape = StepShape(Bucket(2, 2), (3,))
+    shape = StepShape(Bucket(2, 2, True), (3,))
     words = np.zeros(shape.num_words, np.int32)
     for view in shape.views(words).values():
         view.view(np.int32)[...] += 1
