@@ -32,22 +32,14 @@ def free_row(cache: "KVCacheManager", row: int) -> None:
     hit; interleaved by position, the hit only gets shorter.
     """
     pool = cache.pool
-    freed: Dropped | None = None
+    freed: list[Dropped] = []
     for manager in cache.managers:
         leaders, ends = manager.close_row(row)
-        dropped = pool.drop(manager.number, leaders[::-1], ends[::-1])
-        if len(dropped.leaders):
-            freed = dropped if freed is None else _merge(freed, dropped)
-    if freed is not None:
-        pool.enqueue(freed.leaders)
-
-
-def _merge(first: Dropped, second: Dropped) -> Dropped:
-    """Both, by descending end; of equal ends the first's come first. Each is in that order already."""
-    if len(first.leaders) < len(second.leaders):
-        places, longer, shorter = np.searchsorted(-second.ends, -first.ends, side="left"), second, first
-    else:
-        places, longer, shorter = np.searchsorted(-first.ends, -second.ends, side="right"), first, second
-    return Dropped(
-        np.insert(longer.leaders, places, shorter.leaders), np.insert(longer.ends, places, shorter.ends)
-    )
+        freed.append(pool.drop(manager.number, leaders[::-1], ends[::-1]))
+    if len(freed) == 1:
+        pool.enqueue(freed[0].leaders)
+        return
+    leaders = np.concatenate([dropped.leaders for dropped in freed])
+    ends = np.concatenate([dropped.ends for dropped in freed])
+    # Stable: of equal ends the first manager's go first.
+    pool.enqueue(leaders[np.argsort(-ends, kind="stable")])

@@ -46,7 +46,7 @@ class BlockPool:
     cached_by: int16[num_blocks], number of the manager in whose index the unit is, or NOT_CACHED.
     strong: bool[num_blocks], whether the retention policy wants the cached unit.
     ready_step: int64[num_blocks], first step that may read a cached unit's content before it runs.
-    hash_of: the hash of each cached unit, by leader.
+    hash_of: object[num_blocks], the hash (bytes) of each cached unit, by leader; None for all others.
     num_free: ids that can be taken at once, cached ones included.
     version: grows whenever a unit loses its content, so that a look-up's answer can be known to be stale.
     """
@@ -60,7 +60,7 @@ class BlockPool:
         self.cached_by: NDArray[np.int16] = np.full(num_blocks, NOT_CACHED, np.int16)
         self.strong: NDArray[np.bool_] = np.full(num_blocks, 0, np.bool_)
         self.ready_step: NDArray[np.int64] = np.full(num_blocks, 0, np.int64)
-        self.hash_of: list[bytes | None] = [None] * num_blocks
+        self.hash_of: NDArray[np.object_] = np.full(num_blocks, None, np.object_)
         self.num_free = num_blocks - 1
         self.version = 0
         self._plain = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
@@ -72,6 +72,7 @@ class BlockPool:
         self._strong = LruQueue(stamps)
         self._members: list[NDArray[np.int32] | None] = []
         self._widths: list[int] = []
+        self._width_of: NDArray[np.int32] = np.full(num_blocks, 0, np.int32)
         self._listeners: list[EvictionListener] = []
 
     def register(self, width: int, on_evict: EvictionListener) -> int:
@@ -96,10 +97,19 @@ class BlockPool:
         ids = self._plain[self._num_plain : stop][::-1].reshape(num_units, width).T.copy()
         leaders = ids[0]
         self.refs[leaders] = 1
+        self._width_of[leaders] = width
         members = self._members[manager]
         if members is not None:
             members[leaders] = ids.T
         return ids
+
+    def make_room(self, num_ids: int) -> None:
+        """Takes the content of free units now that `num_ids` ids are about to be taken, by any managers.
+
+        Not needed before `take`, but one call for all takes is quicker.
+        """
+        if num_ids > self._num_plain:
+            self._evict(num_ids - self._num_plain)
 
     def members(self, manager: int, leaders: NDArray[np.int32]) -> NDArray[np.int32]:
         """int32[width, n]: the ids of n units."""
@@ -209,15 +219,13 @@ class BlockPool:
 
     def _evict(self, num_ids: int) -> None:
         """Turns cached free units into at least `num_ids` plain ids."""
-        widest = max(self._widths)
         goal = self._num_plain + num_ids
-        while self._num_plain < goal:
-            num_units = -(-(goal - self._num_plain) // widest)
-            leaders = self._weak.pop(num_units)
-            if len(leaders) < num_units:
-                leaders = np.concatenate([leaders, self._strong.pop(num_units - len(leaders))])
+        for queue in (self._weak, self._strong):
+            leaders = queue.pop(goal - self._num_plain, self._width_of)
             if not len(leaders):
-                raise RuntimeError(f"{goal - self._num_plain} ids more were promised than are free")
+                continue
             owners = self.cached_by[leaders]
-            for manager in np.unique(owners).tolist():
+            for manager in range(len(self._widths)):
                 self.forget(manager, leaders[owners == manager])
+        if self._num_plain < goal:
+            raise RuntimeError(f"{goal - self._num_plain} ids more were promised than are free")

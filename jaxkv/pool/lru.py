@@ -3,6 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
+_SCAN = 64
+"""Entries that are looked at together, at least."""
+
 
 class LruQueue:
     """Leaders of free units in the order in which they were freed. Removal is lazy.
@@ -31,18 +34,27 @@ class LruQueue:
         self._stamps[leaders] = new
         self._tail += n
 
-    def pop(self, n: int) -> NDArray[np.int32]:
-        """Takes out up to `n` leaders, the oldest first; fewer only where the queue has no more."""
+    def pop(self, room: int, cost: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Takes out leaders, the oldest first, until their costs (`cost[leader]`) reach `room`; less only
+        where the queue has no more.
+        """
         taken: list[NDArray[np.int32]] = []
-        missing = n
-        while missing and self._head < self._tail:
-            stop = min(self._tail, self._head + max(64, 2 * missing))
-            valid = np.flatnonzero(self._valid(self._head, stop))[:missing]
+        while room > 0 and self._head < self._tail:
+            stop = min(self._tail, self._head + max(_SCAN, room))
+            valid = np.flatnonzero(self._valid(self._head, stop))
             chosen = self._leaders[self._head + valid]
+            reached = cost[chosen].cumsum()
+            num_enough = int(reached.searchsorted(room)) + 1
+            if num_enough <= len(chosen):
+                chosen, room = chosen[:num_enough], 0
+                self._head += int(valid[num_enough - 1]) + 1
+            else:
+                room -= int(reached[-1]) if len(chosen) else 0
+                self._head = stop
             self._stamps[chosen] = 0
-            self._head = stop if len(valid) < missing else self._head + int(valid[-1]) + 1
-            missing -= len(valid)
             taken.append(chosen)
+        if len(taken) == 1:
+            return taken[0]
         return np.concatenate(taken) if taken else np.empty(0, np.int32)
 
     def leaders(self) -> NDArray[np.int32]:
