@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pallas_kernels.layout import LANES, AttentionPageLayout
+from pallas_kernels.layout import LANES, AttentionPageLayout, float_of
 
 HIDDEN = -1e30
 
@@ -87,17 +87,14 @@ class ChunkMath:
             keys, values = words[0] << 16, words[0] & jnp.uint32(0xFFFF0000)
         else:
             keys, values = words
-        return tuple(lax.bitcast_convert_type(x, jnp.float32).astype(products) for x in (keys, values))
+        return float_of(keys).astype(products), float_of(values).astype(products)
 
     def _load_words(self, head: int, plane: int, part: int, buffer) -> jax.Array:
         """A token of a head is `head_size / 128` rows: take every so many."""
         size, parts = self.layout.block_size, self.layout.head_size // LANES
         row = (head * self.layout.planes + plane) * size * parts + part
-        if parts == 1:
-            words = buffer[:, pl.ds(row, size)]
-        else:
-            words = buffer[:, pl.ds(row, size, stride=parts)]
-        return words.reshape(-1, LANES)
+        rows = pl.ds(row, size) if parts == 1 else pl.ds(row, size, stride=parts)
+        return buffer[:, rows].reshape(-1, LANES)
 
     def _clear(self, buffer, start, stop) -> None:
         """Zeroes the words of slots outside [start, stop), counted from the chunk's first."""

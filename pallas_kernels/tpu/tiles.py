@@ -11,12 +11,12 @@ from pallas_kernels.batch import RaggedBatch
 class TileSchedule(NamedTuple):
     """What each tile computes, int32 `[N]`; live tiles come first.
 
-    `seq` is the sequence, `position` that of the tile's first query, `count` its queries (0: nothing to do).
+    `seq` is the sequence, `position` that of the tile's first query, `num_queries` how many it has (0: nothing to do).
     """
 
     seq: jax.Array
     position: jax.Array
-    count: jax.Array
+    num_queries: jax.Array
 
 
 class TiledQueries(NamedTuple):
@@ -59,12 +59,12 @@ def prefill_tiles(q: jax.Array, batch: RaggedBatch, heads: int, size: int, row_m
 
 
 def merge_tiles(
-    decoded: jax.Array, prefilled: jax.Array, batch: RaggedBatch, size: int, shape: tuple[int, int, int]
+    decoded: jax.Array, prefilled: jax.Array, batch: RaggedBatch, size: int, group: int
 ) -> jax.Array:
-    """Results `[N, Hkv, rows, D]` of both kinds of tiles in token order, `shape` = `[T, Hq, D]`; zeros for padding."""
-    tokens, q_heads, head_size = shape
-    heads = decoded.shape[1]
-    group = q_heads // heads
+    """Results `[N, Hkv, rows, D]` of both kinds of tiles in token order, `[T, Hkv * group, D]`; zeros for padding."""
+    tokens = batch.positions.shape[0]
+    heads, head_size = decoded.shape[1], decoded.shape[3]
+    shape = tokens, heads * group, head_size
     rows = batch.seq_lens.shape[0]
     seq = jnp.minimum(batch.seq_ids, rows - 1)
     one = decoded[seq, :, :group].reshape(shape)

@@ -1,0 +1,103 @@
+"""A chain of layers that write and attend, as a model does, and the shapes to compile it for."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import AttentionPageLayout, GroupTable, RaggedBatch, paged_attention, write_kv
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """`layers` layers, every sixth full and the others of `window`, over one pool; sizes of one bucket."""
+
+    layout: AttentionPageLayout
+    layers: int
+    layer_slots: int
+    q_heads: int
+    window: int
+    tokens: int
+    sequences: int
+    table_width: int
+    num_blocks: int
+    implementation: str
+
+    def __call__(self, pages, q, k, v, batch, tables):
+        """Pool and last output; each layer's input depends on the one before."""
+        out = q
+        for layer in range(self.layers):
+            full = layer % 6 == 5
+            place = {
+                "layout": self.layout,
+                "layer_slot": layer % self.layer_slots,
+                "layer_slots": self.layer_slots,
+                "implementation": self.implementation,
+            }
+            keys = k + out[:, : k.shape[1]]
+            pages = write_kv(pages, keys, v, batch, tables[full], **place)
+            window = None if full else self.window
+            out = q + paged_attention(
+                q + out, pages, batch, tables[full], scale=0.06, sliding_window=window, **place
+            )
+        return pages, out
+
+    @property
+    def pool_bytes(self) -> int:
+        """Bytes of the pool."""
+        return self.num_blocks * self.layer_slots * self.layout.page_rows * 512
+
+    def arguments(self):
+        """`jax.ShapeDtypeStruct`s for `__call__`; the pool comes first."""
+
+        def ints(*shape: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+        dtype, size = jnp.dtype(self.layout.dtype), self.layout.head_size
+        kv = jax.ShapeDtypeStruct((self.tokens, self.layout.num_kv_heads, size), dtype)
+        rows = self.sequences
+        table = GroupTable(ints(rows, self.table_width), ints(rows))
+        return (
+            jax.ShapeDtypeStruct(
+                (self.num_blocks * self.layer_slots, self.layout.page_rows, 128), jnp.uint32
+            ),
+            jax.ShapeDtypeStruct((self.tokens, self.q_heads, size), dtype),
+            kv,
+            kv,
+            RaggedBatch(ints(self.tokens), ints(self.tokens), ints(rows + 1), ints(rows), ints(), ints()),
+            (table, table),
+        )
+
+
+def gemma_270m(dtype: str, *, implementation: str, layers: int = 18, tokens: int = 64) -> Chain:
+    """Gemma 3 270M: 4 query heads, one KV head of 256, window 512, 3 layers a slot."""
+    return Chain(
+        layout=AttentionPageLayout.fitting(block_size=16, num_kv_heads=1, head_size=256, dtype=dtype),
+        layers=layers,
+        layer_slots=3,
+        q_heads=4,
+        window=512,
+        tokens=tokens,
+        sequences=8,
+        table_width=64,
+        num_blocks=4000,
+        implementation=implementation,
+    )
+
+
+def gemma_27b_under_4(*, layers: int, tokens: int = 1024) -> Chain:
+    """Gemma 3 27B as one of four tensor-parallel devices sees it: 8 query heads, 4 KV heads of 128, window 1024."""
+    return Chain(
+        layout=AttentionPageLayout.fitting(
+            block_size=128, num_kv_heads=4, head_size=128, dtype="bfloat16"
+        ),
+        layers=layers,
+        layer_slots=10,
+        q_heads=8,
+        window=1024,
+        tokens=tokens,
+        sequences=64,
+        table_width=64,
+        num_blocks=600,
+        implementation="pallas_tpu",
+    )

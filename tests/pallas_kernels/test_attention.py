@@ -1,0 +1,102 @@
+"""The reference and the XLA form against attention written in numpy, over a pool whose other words are NaN."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import paged_attention, write_kv
+from tests.pallas_kernels.cases import Step, attention_by_hand, make_step, written_by_hand
+
+IMPLEMENTATIONS = ["reference", "xla"]
+TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
+
+
+def check(step: Step, implementation: str, *, window: int | None = None, softcap: float | None = None) -> None:
+    """Writes then attends, and holds both results against the definitions."""
+    place = {"layout": step.layout, "layer_slot": step.layer_slot, "layer_slots": step.layer_slots}
+    pages = write_kv(
+        step.pages, step.k, step.v, step.batch, step.table, implementation=implementation, **place
+    )
+    np.testing.assert_array_equal(pages, written_by_hand(step))
+    out = paged_attention(
+        step.q,
+        pages,
+        step.batch,
+        step.table,
+        scale=0.3,
+        sliding_window=window,
+        softcap=softcap,
+        implementation=implementation,
+        **place,
+    )
+    assert out.dtype == step.q.dtype
+    tolerance = TOLERANCE[str(step.q.dtype)]
+    expected = attention_by_hand(step, scale=0.3, window=window, softcap=softcap)
+    real = sum(step.query_lens)
+    np.testing.assert_allclose(
+        np.asarray(out[:real], np.float32), expected[:real], atol=tolerance, rtol=tolerance
+    )
+    assert (np.asarray(out[real:], np.float32) == 0).all()
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("window", [None, 1, 3, 4, 9])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_mixed_steps_of_every_length_around_a_page(implementation, window, dtype):
+    step = make_step(
+        seq_lens=[1, 3, 4, 5, 40, 1, 3, 4, 5, 41],
+        query_lens=[1, 1, 1, 1, 1, 1, 3, 4, 5, 17],
+        window=window,
+        dtype=dtype,
+        spare_tokens=3,
+        spare_rows=2,
+    )
+    check(step, implementation, window=window)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize(("heads", "group"), [(1, 1), (1, 16), (2, 3), (4, 2), (3, 1)])
+@pytest.mark.parametrize("head_size", [8, 16, 128])
+def test_grouped_and_multi_query_heads(implementation, heads, group, head_size):
+    step = make_step(
+        seq_lens=[9, 6, 14], query_lens=[1, 6, 5], heads=heads, group=group, head_size=head_size
+    )
+    check(step, implementation, softcap=2.0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_bfloat16_activations(implementation):
+    step = make_step(
+        seq_lens=[9, 30], query_lens=[1, 6], dtype="bfloat16", activation_dtype="bfloat16", window=5
+    )
+    check(step, implementation, window=5)
+
+
+@pytest.mark.parametrize("window", [None, 512])
+def test_xla_walks_many_chunks_and_tiles(window):
+    """Longer than every chunk of the XLA form, with tiles and chunks that end at odd places."""
+    step = make_step(
+        seq_lens=[4500, 700, 2050, 333],
+        query_lens=[1, 1, 300, 333],
+        block_size=16,
+        window=window,
+        spare_tokens=7,
+    )
+    check(step, "xla", window=window)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_a_step_of_decodes_only_and_one_of_padding_only(implementation):
+    check(make_step(seq_lens=[7, 12, 1], query_lens=[1, 1, 1], spare_rows=5, spare_tokens=5), implementation)
+    check(make_step(seq_lens=[], query_lens=[], spare_rows=2, spare_tokens=4), implementation)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_the_first_and_the_last_layer_slot(implementation):
+    for slot in (0, 2):
+        check(make_step(seq_lens=[6, 9], query_lens=[1, 4], layer_slot=slot), implementation)
+
+
+def test_a_traced_layer_slot_gives_the_same():
+    traced = make_step(seq_lens=[6, 9], query_lens=[1, 4], layer_slot=2)
+    check(Step(**(vars(traced) | {"layer_slot": jnp.int32(2)})), "xla")

@@ -1,0 +1,112 @@
+"""Choosing an implementation, refusing bad shapes, and compiling once."""
+
+import logging
+from dataclasses import replace
+
+import jax
+import numpy as np
+import pytest
+
+from pallas_kernels import paged_attention, write_kv
+from pallas_kernels import operations
+from pallas_kernels.operations import IMPLEMENTATIONS, choose_implementation
+from tests.pallas_kernels.cases import make_step
+
+
+def arguments(step):
+    return {"layout": step.layout, "layer_slot": step.layer_slot, "layer_slots": step.layer_slots}
+
+
+def test_an_unknown_implementation_is_refused_with_the_known_names():
+    step = make_step(seq_lens=[3], query_lens=[1])
+    with pytest.raises(ValueError, match="unknown implementation 'cuda', known: reference, xla, pallas_tpu"):
+        choose_implementation(step.layout, step.table, "cuda")
+
+
+def test_a_cpu_takes_xla():
+    step = make_step(seq_lens=[3], query_lens=[1])
+    assert choose_implementation(step.layout, step.table) is IMPLEMENTATIONS["xla"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"head_size": 64}, "head_size 64 is not a multiple of 128"),
+        ({"block_size": 4}, "block_size 4 is not a multiple of 8"),
+        ({"spare_width": 200_000}, "above 524288"),
+    ],
+)
+def test_a_shape_that_pallas_does_not_serve(change, reason, monkeypatch, caplog):
+    step = make_step(
+        **({"seq_lens": [3], "query_lens": [1], "head_size": 128, "block_size": 8} | change)
+    )
+    with pytest.raises(ValueError, match=reason):
+        choose_implementation(step.layout, step.table, "pallas_tpu")
+
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    monkeypatch.setattr(operations, "_already_said", set())
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert choose_implementation(step.layout, step.table) is IMPLEMENTATIONS["xla"]
+    assert len(caplog.messages) == 1
+    assert reason in caplog.messages[0]
+
+
+def test_a_tpu_takes_pallas_where_it_serves(monkeypatch):
+    step = make_step(seq_lens=[3], query_lens=[1], head_size=128, block_size=8)
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    assert choose_implementation(step.layout, step.table) is IMPLEMENTATIONS["pallas_tpu"]
+
+
+def test_shapes_that_disagree_are_refused():
+    step = make_step(seq_lens=[3], query_lens=[1], heads=2, group=2)
+    with pytest.raises(ValueError, match=r"q must be \[T, multiple of 2, 8\], got \[1, 3, 8\]"):
+        paged_attention(step.q[:, :3], step.pages, step.batch, step.table, scale=1.0, **arguments(step))
+    with pytest.raises(ValueError, match=r"k and v must be \[1, 2, 8\], got \[1, 1, 8\]"):
+        write_kv(step.pages, step.k[:, :1], step.v, step.batch, step.table, **arguments(step))
+    with pytest.raises(ValueError, match=r"pages must be uint32\[num_pages, 8, 128\], got float32"):
+        write_kv(
+            step.pages.astype(np.float32), step.k, step.v, step.batch, step.table, **arguments(step)
+        )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layer_slot": 3}, r"layer_slot must be in \[0, 3\), got 3"),
+        ({"layer_slots": 0}, "layer_slots must be at least 1, got 0"),
+        ({"sliding_window": 0}, "sliding_window must be at least 1, got 0"),
+        ({"softcap": -1.0}, "softcap must be above 0, got -1.0"),
+    ],
+)
+def test_settings_out_of_range_are_refused(change, message):
+    step = make_step(seq_lens=[3], query_lens=[1])
+    with pytest.raises(ValueError, match=message):
+        paged_attention(
+            step.q, step.pages, step.batch, step.table, **({"scale": 1.0} | arguments(step) | change)
+        )
+
+
+def test_lengths_and_counts_do_not_compile_again():
+    """Shapes of arrays are the only key: the same buckets serve any lengths, decodes and chunks."""
+    first = make_step(seq_lens=[40, 8, 9], query_lens=[1, 1, 6], spare_width=3)
+    second = make_step(seq_lens=[2, 17], query_lens=[1, 5], spare_rows=1, spare_tokens=2)
+    width = first.table.block_ids.shape[1]
+    wider = np.zeros((3, width), np.int32)
+    wider[:, : second.table.block_ids.shape[1]] = second.table.block_ids
+    pool = np.zeros_like(first.pages)
+    pool[: len(second.pages)] = second.pages
+    second = replace(
+        second, pages=jax.numpy.asarray(pool), table=replace(second.table, block_ids=jax.numpy.asarray(wider))
+    )
+    compilations = 0
+
+    @jax.jit
+    def attend(q, pages, batch, table):
+        nonlocal compilations
+        compilations += 1
+        return paged_attention(q, pages, batch, table, scale=1.0, sliding_window=9, **arguments(first))
+
+    for step in (first, second):
+        attend(step.q, step.pages, step.batch, step.table).block_until_ready()
+    assert compilations == 1
