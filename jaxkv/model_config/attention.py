@@ -6,7 +6,11 @@ from jaxkv.errors import JaxkvError
 from jaxkv.model_config.layer_caches import AttentionCache, LatentCache
 from jaxkv.model_config.text_config import TextConfig
 
-KINDS = {"full_attention": "full", "sliding_attention": "sliding_window", "chunked_attention": "chunked_local"}
+KINDS = {
+    "full_attention": "full",
+    "sliding_attention": "sliding_window",
+    "chunked_attention": "chunked_local",
+}
 """The kind of cache of each word for attention."""
 
 AttentionReader = Callable[[TextConfig, str], AttentionCache | LatentCache]

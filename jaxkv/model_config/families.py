@@ -94,7 +94,9 @@ def _shared_tail(config: TextConfig, layers: list[list[LayerCache]]) -> list[lis
     """The last `num_kv_shared_layers` layers read the caches of earlier ones."""
     own = len(layers) - (config.optional_integer("num_kv_shared_layers", at_least=0) or 0)
     if own < 1:
-        raise JaxkvError(f"num_kv_shared_layers leaves none of num_hidden_layers = {len(layers)} layers a cache")
+        raise JaxkvError(
+            f"num_kv_shared_layers leaves none of num_hidden_layers = {len(layers)} layers a cache"
+        )
     return [*layers[:own], *([] for _ in layers[own:])]
 
 
@@ -104,7 +106,9 @@ def _indexers(config: TextConfig, layers: list[list[LayerCache]]) -> list[list[L
     if not isinstance(types, list) or len(types) != len(layers):
         raise JaxkvError(f"indexer_types has {len(types)} entries, num_hidden_layers is {len(layers)}")
     indexer = IndexerCache(width=config.integer("index_head_dim"))
-    return [[*caches, indexer] if kind == "full" else caches for caches, kind in zip(layers, types, strict=True)]
+    return [
+        [*caches, indexer] if kind == "full" else caches for caches, kind in zip(layers, types, strict=True)
+    ]
 
 
 def _key_value_convs(config: TextConfig, layers: list[list[LayerCache]]) -> list[list[LayerCache]]:
@@ -251,7 +255,9 @@ def family_of(config: Mapping[str, Any]) -> Family:
         if isinstance(name, str) and name in FAMILIES:
             return FAMILIES[name]
         if isinstance(name, str) and name in NOT_MODELLED:
-            raise JaxkvError(f"model_type {name!r} keeps a kind of cache that is not modelled: {NOT_MODELLED[name]}")
+            raise JaxkvError(
+                f"model_type {name!r} keeps a kind of cache that is not modelled: {NOT_MODELLED[name]}"
+            )
     text = TextConfig(config)
     stated = [key for key in PATTERN_KEYS if text.get(key) is not None]
     raise JaxkvError(

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from jaxkv.errors import JaxkvError
 from jaxkv.model_config.families import family_of
 from jaxkv.model_config.layer_caches import AttentionCache, CacheChoices, LatentCache, LayerCache
 from jaxkv.model_config.sources import find_config
@@ -87,7 +86,9 @@ class ModelCache:
                     f"{tensor_parallel // count}"
                 )
         if tensor_parallel > 1 and any(isinstance(c, LatentCache) for c in self.caches.values()):
-            notes.append(f"the latent cache has no heads to divide: replicated on all {tensor_parallel} chips")
+            notes.append(
+                f"the latent cache has no heads to divide: replicated on all {tensor_parallel} chips"
+            )
         return tuple(notes)
 
 

@@ -62,9 +62,7 @@ def kimi_delta(config: TextConfig) -> StateCache:
     else:
         heads, size = config.integer("linear_num_heads"), config.integer("linear_head_dim")
         kernel = config.integer("short_conv_kernel_size", at_least=2)
-    return StateCache(
-        tensors=(_conv(kernel, 3 * heads * size), StateTensor("state", heads, (size, size)))
-    )
+    return StateCache(tensors=(_conv(kernel, 3 * heads * size), StateTensor("state", heads, (size, size))))
 
 
 def lightning(config: TextConfig) -> StateCache:

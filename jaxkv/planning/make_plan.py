@@ -11,7 +11,7 @@ from jaxkv.planning.pages import aligned_group
 from jaxkv.planning.plan import CacheGroup, CachePlan, PlanConfig, slots_of
 from jaxkv.planning.split import split_groups
 from jaxkv.planning.unified import unified_groups
-from jaxkv.specs import KVCacheSpec
+from jaxkv.specs import KVCacheSpec, cdiv
 
 POLICIES: dict[str, Callable[[Mapping[str, KVCacheSpec], PlanConfig], Grouping]] = {
     "unified": unified_groups,
@@ -153,14 +153,13 @@ def _on_stage(groups: Sequence[CacheGroup], stage: Mapping[str, KVCacheSpec]) ->
 
 def _pool_shape(groups: Sequence[CacheGroup], config: PlanConfig) -> tuple[int, int]:
     """(bytes of a page, layer slots): the largest page that all layers' pages are whole numbers of."""
-    pages = {
-        group.spec_of(i).page_size_bytes
-        for group in groups
-        for i in range(len(group.layer_names))
-        if group.blocks_per_state == 1
-    }
+    pages = {group.spec_of(i).page_size_bytes for group in groups for i in range(len(group.layer_names))}
     page = math.gcd(*pages)
     slots = max(
-        (sum(slots_of(group, i, page) for i in range(len(group.layer_names))) for group in groups), default=0
+        (
+            cdiv(sum(slots_of(group, i, page) for i in range(len(group.layer_names))), group.blocks_per_state)
+            for group in groups
+        ),
+        default=0,
     )
     return page, slots

@@ -44,12 +44,9 @@ def aligned(spec: KVCacheSpec, alignment: int) -> KVCacheSpec:
 
 
 def aligned_group(group: CacheGroup, alignment: int) -> CacheGroup:
-    """The group with every layer's page raised to a multiple of `alignment` bytes.
-
-    A state spread over several blocks is cut into pages of the other groups' size: its own size stays.
+    """The group with every layer's page (of a spread state: all its pages) raised to a multiple of `alignment`
+    bytes.
     """
-    if group.blocks_per_state > 1:
-        return group
     return CacheGroup(
         layer_names=group.layer_names,
         spec=aligned(group.spec, alignment),

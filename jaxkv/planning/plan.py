@@ -14,7 +14,12 @@ from jaxkv.specs import KVCacheSpec, RequestLimits
 
 
 class LayerLocation(NamedTuple):
-    """Where one layer's pages are: its group's block table, and the first layer slot under each block."""
+    """Where one layer's pages are: its group's block table, and the layer slots under each block.
+
+    Page k (of num_slots) of the layer lies in slot (slot + k) % layer_slots of block number
+    (slot + k) // layer_slots of those that go together: one block, unless a state is spread over several
+    (`CacheGroup.blocks_per_state`).
+    """
 
     group: int
     slot: int
@@ -29,8 +34,9 @@ class CacheGroup:
     layer_specs: one spec a layer, in order; empty where all equal `spec`.
     layer_names: empty only on a pipeline stage that holds no layer of the group; its block table exists all
       the same.
-    blocks_per_state: blocks that together hold one stored state (more than one only where a recurrent state
-      is spread over several pages).
+    blocks_per_state: blocks that together hold one stored state of every layer: more than one only where
+      recurrent states are spread over several pages. The layers' pages then follow each other through the
+      slots of the first block, the second, and so on.
     is_eagle_group: the group holds layers of a draft model that reads one token ahead.
     """
 
@@ -162,14 +168,11 @@ def blocks_per_request(groups: Iterable[CacheGroup], limits: RequestLimits) -> t
 
 
 def slots_of(group: CacheGroup, index: int, page_size_bytes: int) -> int:
-    """Layer slots that layer number `index` of the group takes under each block id.
+    """Pages that layer number `index` of the group takes: of each block, or of each state where that is spread.
 
     One, but where the layers of a plan have pages of different sizes (then the plan's page is a common
-    divisor) it is that many pages in a row. A state spread over `blocks_per_state` blocks takes one slot of
-    each.
+    divisor), or a state is larger than a page, it is that many pages in a row.
     """
-    if group.blocks_per_state > 1:
-        return 1
     return -(-group.spec_of(index).page_size_bytes // page_size_bytes)
 
 
@@ -177,6 +180,7 @@ def slots_of(group: CacheGroup, index: int, page_size_bytes: int) -> int:
 class PlanConfig:
     """What a plan is made for, apart from the layers and the memory.
 
+    policy: how layers become groups: "split" or "unified".
     max_model_len: tokens of the longest request; the upper limit where `auto_fit_max_model_len` is set.
     max_num_batched_tokens, batches_in_flight: their product is the number of tokens in flight.
     num_lookahead_tokens: tokens a draft model reads ahead.
@@ -193,7 +197,7 @@ class PlanConfig:
     num_gpu_blocks_override: the number of blocks, whatever the memory would give.
     """
 
-    policy: str = "unified"
+    policy: str = "split"
     max_model_len: int = 8192
     max_num_batched_tokens: int = 2048
     max_num_seqs: int = 128

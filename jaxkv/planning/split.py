@@ -1,101 +1,112 @@
-"""Policy `split`: small pages, recurrent states spread over several, a searched group size.
+"""Policy `split`: small pages, recurrent states spread over several, page and group size searched.
 
-The page is the largest page of the attention layers, made equal among them as in policy `unified`. A
-recurrent state takes as many blocks of its group as its bytes need. Every group size from one layer to the
-largest kind's count is scored, and the best taken, by
-
-    bytes that a request of REFERENCE_LENGTH tokens does not need / bytes it holds
-    + GROUP_COST * number of groups
-
-A smaller group size leaves fewer slots empty and makes more groups, each with a block table of its own on
-host and device.
+A page is a block of tokens of one attention layer. Other attention layers put as many tokens in it as fit, so
+that block sizes divide each other; a recurrent state takes as many pages as its bytes need, and the states of
+all its layers follow each other page by page through the blocks of one group, with no slot left empty in
+between. `split_search` chooses the page and the group size.
 """
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 
+from jaxkv.errors import JaxkvError
+from jaxkv.planning.compatibility import one_type
 from jaxkv.planning.grouping import Bucket, Grouping, buckets_of, cut, padding_notes
-from jaxkv.planning.pages import equal_pages
+from jaxkv.planning.packing import group_of_type
 from jaxkv.planning.plan import CacheGroup, PlanConfig
-from jaxkv.planning.waste import held_blocks, needed_tokens
-from jaxkv.specs import AttentionSpec, KVCacheSpec, MambaSpec, RequestLimits, ScratchSpec, cdiv
+from jaxkv.planning.promotion import without_hybrid_manager
+from jaxkv.planning.split_search import Layout, SearchCase, best_layout, best_side_by_side, is_fixed
+from jaxkv.specs import KVCacheSpec, MambaSpec, cdiv
 
-REFERENCE_LENGTH = 8192
-"""Tokens of the request whose waste is scored, or the maximum length where that is shorter."""
-
-GROUP_COST = 0.001
-"""What one group more may cost: 0.1 % of a request's bytes."""
+Layers = Mapping[str, KVCacheSpec]
 
 
-def split_groups(layers: Mapping[str, KVCacheSpec], config: PlanConfig) -> Grouping:
-    """The groups of policy `split`. Raises JaxkvError where attention pages cannot be made equal."""
+def split_groups(layers: Layers, config: PlanConfig) -> Grouping:
+    """The groups of policy `split`. Raises JaxkvError where the hybrid manager cannot be off as asked."""
+    notes: tuple[str, ...] = ()
+    if config.disable_hybrid_kv_cache_manager:
+        as_one = without_hybrid_manager(layers)
+        if as_one != dict(layers):
+            notes = ("the hybrid manager is off: window and chunked layers keep every token",)
+        layers = as_one
     if not layers:
         return Grouping((), ("no layer keeps a cache",))
-    equal = _with_equal_attention_pages(layers)
-    buckets = buckets_of(equal)
-    page = _page_bytes(list(equal.values()), config.page_alignment_bytes)
-    size = best_group_size(buckets, page, config.limits)
-    groups = tuple(
-        _group(names, buckets[index].spec, page, config.page_alignment_bytes)
-        for index, names in cut(buckets, size)
+    bare = {name: _without_padding(spec) for name, spec in layers.items()}
+    case = search_case(bare, config)
+    layout = best_layout(case)
+    beside = best_side_by_side(case) if one_type(list(bare.values())) else None
+    if beside is not None and beside.score < layout.score:
+        grown = {name: spec.with_block_size(spec.block_size * beside.multiple) for name, spec in bare.items()}
+        return Grouping((group_of_type(grown),), notes)
+    return Grouping(groups_of(case, layout, config), notes + _notes(case, layout))
+
+
+def search_case(layers: Layers, config: PlanConfig) -> SearchCase:
+    """What the search needs to know of the layers."""
+    buckets = buckets_of(layers)
+    return SearchCase(
+        growing=tuple(bucket for bucket in buckets if not is_fixed(bucket.spec)),
+        fixed=tuple(bucket for bucket in buckets if is_fixed(bucket.spec)),
+        alignment=_alignment(layers, config),
+        limits=config.limits,
     )
-    return Grouping(groups, padding_notes(buckets, size))
 
 
-def best_group_size(buckets: Sequence[Bucket], page_bytes: int, limits: RequestLimits) -> int:
-    """The group size with the lowest score; the largest of equals."""
-    largest = max(len(bucket.layer_names) for bucket in buckets)
-    return min(range(largest, 0, -1), key=lambda size: group_size_score(buckets, size, page_bytes, limits))
-
-
-def group_size_score(
-    buckets: Sequence[Bucket], group_size: int, page_bytes: int, limits: RequestLimits
-) -> float:
-    """Share of a request's bytes that it does not need, plus the groups' cost. Lower is better."""
-    length = min(REFERENCE_LENGTH, limits.max_model_len)
-    held = needed = num_groups = 0
-    for bucket in buckets:
-        groups = cdiv(len(bucket.layer_names), group_size)
-        blocks = held_blocks(bucket.spec, length, limits) * blocks_per_state(bucket.spec, page_bytes)
-        held += groups * group_size * blocks * page_bytes
-        needed += len(bucket.layer_names) * _needed_bytes(bucket.spec, length, limits)
-        num_groups += groups
-    return 1 - needed / max(held, 1) + GROUP_COST * num_groups
-
-
-def blocks_per_state(spec: KVCacheSpec, page_bytes: int) -> int:
-    """Blocks that one recurrent state takes; 1 for every other kind."""
-    return cdiv(spec.unpadded_page_size_bytes, page_bytes) if isinstance(spec, MambaSpec) else 1
-
-
-def _with_equal_attention_pages(layers: Mapping[str, KVCacheSpec]) -> dict[str, KVCacheSpec]:
-    attention = {name: spec for name, spec in layers.items() if not isinstance(spec, MambaSpec)}
-    equal = equal_pages(attention)
-    return {name: equal.get(name, spec) for name, spec in layers.items()}
-
-
-def _page_bytes(specs: Sequence[KVCacheSpec], alignment: int) -> int:
-    """The attention layers' page; in a model without any, the smallest state. Raised to the alignment."""
-    pages = [spec.page_size_bytes for spec in specs if not isinstance(spec, MambaSpec)]
-    page = pages[0] if pages else min(spec.page_size_bytes for spec in specs)
-    return cdiv(page, alignment) * alignment
-
-
-def _group(names: tuple[str, ...], spec: KVCacheSpec, page_bytes: int, alignment: int) -> CacheGroup:
-    per_state = blocks_per_state(spec, page_bytes)
-    if per_state > 1:
-        return CacheGroup(
-            layer_names=names,
-            spec=dataclasses.replace(spec, page_size_padded=None),
-            blocks_per_state=per_state,
+def groups_of(case: SearchCase, layout: Layout, config: PlanConfig) -> tuple[CacheGroup, ...]:
+    """The groups of a layout: attention layers dealt out, all states of one spec in one group."""
+    buckets = [
+        Bucket(bucket.layer_names, bucket.spec.with_block_size(block).padded_to(layout.page_bytes))
+        for bucket, block in zip(case.growing, layout.block_sizes, strict=True)
+    ]
+    groups = [
+        CacheGroup(layer_names=names, spec=buckets[index].spec)
+        for index, names in (cut(buckets, layout.group_size) if buckets else [])
+    ]
+    for bucket in case.fixed:
+        pages = cdiv(bucket.spec.unpadded_page_size_bytes, layout.page_bytes)
+        spec = bucket.spec
+        if isinstance(spec, MambaSpec) and layout.block_sizes and config.prefix_match_unit is None:
+            # A state where no other group's block ends could never be part of a hit.
+            spec = spec.with_block_size(max(layout.block_sizes))
+        groups.append(
+            CacheGroup(
+                layer_names=bucket.layer_names,
+                spec=spec.padded_to(pages * layout.page_bytes),
+                blocks_per_state=cdiv(len(bucket.layer_names) * pages, layout.group_size),
+            )
         )
-    return CacheGroup(
-        layer_names=names, spec=spec if spec.page_size_bytes == page_bytes else spec.padded_to(page_bytes)
-    )
+    return tuple(groups)
 
 
-def _needed_bytes(spec: KVCacheSpec, num_tokens: int, limits: RequestLimits) -> int:
-    content = spec.unpadded_page_size_bytes
-    if not isinstance(spec, AttentionSpec) or isinstance(spec, ScratchSpec):
-        return content
-    return needed_tokens(spec, num_tokens, limits) * content // spec.block_size
+def _without_padding(spec: KVCacheSpec) -> KVCacheSpec:
+    return dataclasses.replace(spec, page_size_padded=None)
+
+
+def _alignment(layers: Layers, config: PlanConfig) -> int:
+    """Bytes that a page must be a multiple of: the plan's own alignment, and that of latent caches."""
+    alignment = config.page_alignment_bytes
+    for spec in layers.values():
+        own = getattr(spec, "alignment", None)
+        if own is not None and alignment % own:
+            if own % alignment:
+                raise JaxkvError(
+                    f"page_alignment_bytes {alignment} and the alignment {own} of a {spec.kind} layer do not "
+                    "divide each other"
+                )
+            alignment = own
+    return alignment
+
+
+def _notes(case: SearchCase, layout: Layout) -> tuple[str, ...]:
+    notes = padding_notes(case.growing, layout.group_size)
+    grown: Sequence[tuple[Bucket, int]] = [
+        (bucket, block)
+        for bucket, block in zip(case.growing, layout.block_sizes, strict=True)
+        if block != bucket.spec.block_size
+    ]
+    for bucket, block in grown:
+        notes += (
+            f"blocks of the {len(bucket.layer_names)} {bucket.spec.kind} layers grow from "
+            f"{bucket.spec.block_size} to {block} tokens to fill the page of {layout.page_bytes} bytes",
+        )
+    return notes

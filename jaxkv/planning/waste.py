@@ -76,39 +76,46 @@ def waste_of(plan: CachePlan, num_tokens: int) -> Waste:
 
 
 def _group_waste(plan: CachePlan, group: CacheGroup, num_tokens: int) -> Waste:
-    blocks = held_blocks(group.spec, num_tokens, plan.limits) * group.blocks_per_state
+    units = held_blocks(group.spec, num_tokens, plan.limits)
     used_slots = sum(plan.locations[name].num_slots for name in group.layer_names)
     result = Waste(
         num_tokens=num_tokens,
-        padding_layers=blocks * (plan.layer_slots - used_slots) * plan.page_size_bytes,
+        padding_layers=units
+        * (group.blocks_per_state * plan.layer_slots - used_slots)
+        * plan.page_size_bytes,
     )
     for index, name in enumerate(group.layer_names):
-        spec = group.spec_of(index)
         page_bytes = plan.locations[name].num_slots * plan.page_size_bytes
-        result += _layer_waste(spec, num_tokens, blocks, group.blocks_per_state, page_bytes, plan.limits)
+        result += _layer_waste(group.spec_of(index), num_tokens, units, page_bytes, plan.limits)
     return result
 
 
 def _layer_waste(
-    spec: KVCacheSpec, num_tokens: int, blocks: int, per_state: int, page_bytes: int, limits: RequestLimits
+    spec: KVCacheSpec, num_tokens: int, units: int, page_bytes: int, limits: RequestLimits
 ) -> Waste:
-    states = blocks // per_state
+    """The waste of one layer that holds `units` pages (recurrent: states) of `page_bytes` each."""
     content = spec.unpadded_page_size_bytes
-    padding = blocks * page_bytes - states * content
+    padding = units * (page_bytes - content)
+    needed = needed_bytes(spec, num_tokens, limits)
     if isinstance(spec, MambaSpec):
-        reserved = (states - 1) * content
+        reserved = (units - 1) * content
         return Waste(
-            num_tokens=num_tokens, needed_bytes=content, page_padding=padding, reserved_states=reserved
+            num_tokens=num_tokens, needed_bytes=needed, page_padding=padding, reserved_states=reserved
         )
-    needed = content
-    if isinstance(spec, AttentionSpec) and not isinstance(spec, ScratchSpec):
-        needed = cdiv(needed_tokens(spec, num_tokens, limits) * content, spec.block_size)
     return Waste(
         num_tokens=num_tokens,
         needed_bytes=needed,
         page_padding=padding,
-        block_tail=blocks * content - needed,
+        block_tail=units * content - needed,
     )
+
+
+def needed_bytes(spec: KVCacheSpec, num_tokens: int, limits: RequestLimits) -> int:
+    """Bytes that one layer needs for a request of `num_tokens` tokens: of a recurrent state, just one."""
+    content = spec.unpadded_page_size_bytes
+    if not isinstance(spec, AttentionSpec) or isinstance(spec, ScratchSpec):
+        return content
+    return cdiv(needed_tokens(spec, num_tokens, limits) * content, spec.block_size)
 
 
 def needed_tokens(spec: AttentionSpec, num_tokens: int, limits: RequestLimits) -> int:

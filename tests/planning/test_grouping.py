@@ -3,7 +3,7 @@ from jaxkv.planning.grouping import buckets_of, cut, group_size_rule
 from jaxkv.planning.packing import least_padding_size
 from tests.planning.layers import PAGE, chunked, full, layers, mamba, mla, window
 
-CONFIG = PlanConfig(max_model_len=1024, max_num_batched_tokens=128, page_alignment_bytes=1)
+CONFIG = PlanConfig(policy="unified", max_model_len=1024, max_num_batched_tokens=128, page_alignment_bytes=1)
 MEMORY = 2**28
 
 
@@ -60,7 +60,9 @@ def test_three_kinds_become_equal_groups_over_one_page_size() -> None:
 
 
 def test_hybrid_manager_off_accounts_windows_as_full_attention() -> None:
-    config = PlanConfig(max_model_len=1024, page_alignment_bytes=1, disable_hybrid_kv_cache_manager=True)
+    config = PlanConfig(
+        policy="unified", max_model_len=1024, page_alignment_bytes=1, disable_hybrid_kv_cache_manager=True
+    )
     plan = make_plan(layers((4, "full", full()), (8, "swa", window())), config, MEMORY)
     (group,) = plan.groups
     assert group.spec.kind == "full"
@@ -70,7 +72,7 @@ def test_hybrid_manager_off_accounts_windows_as_full_attention() -> None:
 
 
 def test_hybrid_manager_off_keeps_two_window_sizes_apart_in_one_group() -> None:
-    config = PlanConfig(max_model_len=1024, disable_hybrid_kv_cache_manager=True)
+    config = PlanConfig(policy="unified", max_model_len=1024, disable_hybrid_kv_cache_manager=True)
     plan = make_plan(layers((2, "full", full()), (2, "a", window(64)), (2, "b", window(128))), config, MEMORY)
     (group,) = plan.groups
     assert [getattr(spec, "sliding_window", None) for spec in group.layer_specs] == [
@@ -95,7 +97,7 @@ def test_full_allocation_where_latent_pages_do_not_fit_window_pages() -> None:
 def test_packing_puts_pages_of_several_sizes_side_by_side() -> None:
     # A pattern of (small full, large full) twice, and windows of one size: two repeats stay whole.
     pattern = {"f.0": full(), "g.0": full(heads=4), "f.1": full(), "g.1": full(heads=4)}
-    config = PlanConfig(max_model_len=1024, page_alignment_bytes=1, pack_mixed_pages=True)
+    config = PlanConfig(policy="unified", max_model_len=1024, page_alignment_bytes=1, pack_mixed_pages=True)
     plan = make_plan(pattern | layers((4, "swa", window())), config, MEMORY)
     assert [group.layer_names for group in plan.groups] == [
         ("f.0", "g.0", "f.1", "g.1"),
@@ -107,7 +109,7 @@ def test_packing_puts_pages_of_several_sizes_side_by_side() -> None:
 
 
 def test_packing_cuts_states_to_the_block_that_attention_needs() -> None:
-    config = PlanConfig(max_model_len=1024, page_alignment_bytes=1, pack_mixed_pages=True)
+    config = PlanConfig(policy="unified", max_model_len=1024, page_alignment_bytes=1, pack_mixed_pages=True)
     plan = make_plan(layers((2, "full", full()), (9, "mamba", mamba(PAGE // 2))), config, MEMORY)
     assert [len(group.layer_names) for group in plan.groups] == [2, 3, 3, 3]
     assert plan.bytes_per_block == 2 * PAGE

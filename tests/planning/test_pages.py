@@ -57,14 +57,16 @@ def test_states_without_checkpoints_keep_their_block() -> None:
 
 def test_pages_are_raised_to_the_alignment() -> None:
     odd = FullAttentionSpec(block_size=16, num_kv_heads=1, head_size=96)
-    plan = make_plan(layers((2, "layer", odd)), PlanConfig(max_model_len=64), 2**24)
+    plan = make_plan(layers((2, "layer", odd)), PlanConfig(policy="unified", max_model_len=64), 2**24)
     assert plan.page_size_bytes == 8192  # content of 6,144 bytes, tiles of 4,096
     assert plan.groups[0].spec.unpadded_page_size_bytes == 6144
     assert plan.bytes_per_block == 2 * 8192
 
 
 def test_a_hybrid_plan_pads_states_to_the_grown_attention_page() -> None:
-    config = PlanConfig(max_model_len=4096, page_alignment_bytes=1, align_hybrid_blocks=True)
+    config = PlanConfig(
+        policy="unified", max_model_len=4096, page_alignment_bytes=1, align_hybrid_blocks=True
+    )
     plan = make_plan(layers((2, "full", full()), (4, "mamba", mamba(3 * PAGE + 5))), config, 2**26)
     assert {group.block_size for group in plan.groups} == {64}
     assert plan.page_size_bytes == 4 * PAGE

@@ -5,7 +5,7 @@ from jaxkv.planning.report import plan_report
 from jaxkv.planning.table import format_plan, short_names
 from tests.planning.layers import PAGE, full, layers, mamba, window
 
-CONFIG = PlanConfig(max_model_len=2048, max_num_batched_tokens=64, page_alignment_bytes=1)
+CONFIG = PlanConfig(policy="unified", max_model_len=2048, max_num_batched_tokens=64, page_alignment_bytes=1)
 
 
 def test_the_report_is_json_and_states_the_plan() -> None:

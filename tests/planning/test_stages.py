@@ -4,7 +4,7 @@ from jaxkv.errors import JaxkvError
 from jaxkv.planning import PlanConfig, make_stage_plans
 from tests.planning.layers import PAGE, full, layers, window
 
-CONFIG = PlanConfig(max_model_len=256, max_num_batched_tokens=64, page_alignment_bytes=1)
+CONFIG = PlanConfig(policy="unified", max_model_len=256, max_num_batched_tokens=64, page_alignment_bytes=1)
 
 
 def test_stages_agree_on_groups_and_take_the_fewest_blocks() -> None:

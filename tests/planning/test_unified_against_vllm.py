@@ -28,6 +28,7 @@ def stages_of(case: dict[str, Any]) -> list[dict[str, KVCacheSpec]]:
 
 def config_of(case: dict[str, Any]) -> PlanConfig:
     return PlanConfig(
+        policy="unified",
         max_model_len=case["max_model_len"],
         max_num_batched_tokens=case["max_in_flight_tokens"],
         page_alignment_bytes=1,

@@ -7,7 +7,7 @@ from jaxkv.planning.waste import held_blocks, needed_tokens
 from jaxkv.specs import AttentionSpec, RequestLimits
 from tests.planning.layers import PAGE, chunked, full, layers, mamba, window
 
-CONFIG = PlanConfig(max_model_len=4096, max_num_batched_tokens=256, page_alignment_bytes=1)
+CONFIG = PlanConfig(policy="unified", max_model_len=4096, max_num_batched_tokens=256, page_alignment_bytes=1)
 
 
 def test_every_cause_by_hand() -> None:
