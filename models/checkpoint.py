@@ -12,7 +12,8 @@ from flax import nnx
 class Source(NamedTuple):
     """Where one parameter comes from.
 
-    names: the checkpoint's tensors, stacked along their first axis. A name holds "{i}" for the layer's number.
+    names: the checkpoint's tensors, stacked along their first axis. A name holds "{i}" for the layer's
+    number.
     plus: added in float32 (1 where a file stores norm weights w and the model keeps 1 + w).
     """
 
@@ -47,8 +48,8 @@ class _Parameter(NamedTuple):
 def build_model[M: nnx.Module](make_model: Callable[[], M], names: NameMap, tensors: Tensors) -> M:
     """The model that `make_model` describes, its parameters read from `tensors`.
 
-    Nothing is read before every tensor is known to be there in its shape. Raises ValueError that names the missing
-    tensor, or both shapes.
+    Nothing is read before every tensor is known to be there in its shape. Raises ValueError that names the
+    missing tensor, or both shapes.
     """
     graph, state = nnx.split(nnx.eval_shape(make_model))
     flat = nnx.to_flat_state(state)

@@ -1,7 +1,7 @@
 """Gemma 3, text only: https://arxiv.org/abs/2503.19786. The mathematics and nothing else.
 
-Every layer is x += norm(attention(norm(x))); x += norm(mlp(norm(x))). Five of six layers attend to a window, with
-rotary embeddings of base 10,000; each sixth attends to everything, with base 1,000,000.
+Every layer is x += norm(attention(norm(x))); x += norm(mlp(norm(x))). Five of six layers attend to a window,
+with rotary embeddings of base 10,000; each sixth attends to everything, with base 1,000,000.
 """
 
 import math
@@ -31,7 +31,8 @@ def cache_specs(config: Gemma3Config, block_size: int, dtype: str) -> dict[str, 
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) * scale over the last axis, in float32, rounded once to x's dtype. `scale` is the published 1 + w."""
+    """x / rms(x) * scale over the last axis, in float32, rounded once to x's dtype. `scale` is the published
+    1 + w."""
 
     def __init__(self, size: int, eps: float):
         self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
@@ -105,7 +106,8 @@ class Gemma3ForCausalLM(nnx.Module):
     def __call__(
         self, tokens: jax.Array, positions: jax.Array, cache: PagedCache
     ) -> tuple[jax.Array, PagedCache]:
-        """Runs tokens int32[T] at positions int32[T] of their sequences: hidden states [T, D] and the new cache."""
+        """Runs tokens int32[T] at positions int32[T] of their sequences: hidden states [T, D] and the new
+        cache."""
         config = self.config
         embed_scale = jnp.asarray(math.sqrt(config.hidden_size), self.dtype)
         x = self.embedding[tokens] * embed_scale

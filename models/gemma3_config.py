@@ -54,8 +54,9 @@ class Gemma3Config:
     def from_hf(cls, config: Mapping[str, Any]) -> Self:
         """Reads config.json of Gemma3ForCausalLM, or the text part of Gemma3ForConditionalGeneration.
 
-        Absent fields take the defaults of transformers' Gemma3TextConfig. ValueError for what is missing, out of range
-        or not supported (untied embeddings, attention biases, bidirectional attention, other rope scalings).
+        Absent fields take the defaults of transformers' Gemma3TextConfig. ValueError for what is missing, out
+        of range or not supported (untied embeddings, attention biases, bidirectional attention, other rope
+        scalings).
         """
         fields = ConfigFields(config, where="config.json")
         if "text_config" in config:
@@ -141,7 +142,8 @@ def _layer_types(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
 
 
 def _linear_factor(scaling: ConfigFields) -> float:
-    """The factor of a "linear" rope scaling, 1 where there is none; older files say "type" for "rope_type"."""
+    """The factor of a "linear" rope scaling, 1 where there is none; older files say "type" for
+    "rope_type"."""
     key = "type" if scaling.get("rope_type") is None else "rope_type"
     scaling.require(key, ["default", "linear"], "default")
     return scaling.positive("factor") if scaling.get(key) == "linear" else 1.0

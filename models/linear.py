@@ -1,7 +1,7 @@
 """Matrix products in the form that XLA's CPU backend runs fastest, for every model.
 
-Weights are kept as `[out, in]`, the order of Hugging Face and GGUF files, so nothing is transposed on loading, and one
-copy of an embedding table serves look-ups (contiguous rows) and the output matrix.
+Weights are kept as `[out, in]`, the order of Hugging Face and GGUF files, so nothing is transposed on
+loading, and one copy of an embedding table serves look-ups (contiguous rows) and the output matrix.
 
 Measured with jax 0.12 on two busy AVX-512/AMX cores, 18 layers of Gemma 3 270M (100 M weights), milliseconds:
 
@@ -20,8 +20,8 @@ and the output matrix of 262,144 x 640:
 | 4    | 54             | 45       | 36       | 55              | 21       | 13       |
 | 8    | 82             | 48       | 43       | 37              | 24       | 16       |
 
-So: `[out, in]` always; bfloat16 is padded to four rows (one row falls back to a scalar loop); the vocabulary, whose
-result is large, is computed with the matrix on the left.
+So: `[out, in]` always; bfloat16 is padded to four rows (one row falls back to a scalar loop); the vocabulary,
+whose result is large, is computed with the matrix on the left.
 """
 
 import jax

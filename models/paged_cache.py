@@ -19,7 +19,8 @@ class LayerPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class CacheLayout:
-    """Everything about the cache that is fixed when the pool is made. Hashable: part of a compiled step's key.
+    """Everything about the cache that is fixed when the pool is made. Hashable: part of a compiled step's
+    key.
 
     layer_places: (layer name, place) pairs.
     page_layouts: how each group's page is laid out.

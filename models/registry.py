@@ -19,7 +19,8 @@ class ModelFamily:
 
     architectures: names under "architectures" in config.json.
     gguf_architectures: values of "general.architecture" in GGUF files.
-    config_from_hf, config_from_gguf: config.json or GGUF metadata to a config; ValueError where it is not right.
+    config_from_hf, config_from_gguf: config.json or GGUF metadata to a config; ValueError where it is not
+    right.
     make_model: a config and a dtype to a model (a Flax module with `__call__` and `logits`).
     cache_specs: a config, a block size and a dtype's name to what each layer keeps, by layer name.
     hf_names, gguf_names: where the parameters are in a checkpoint.

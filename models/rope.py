@@ -1,4 +1,5 @@
-"""Rotary position embeddings (https://arxiv.org/abs/2104.09864) in the half-split form: (x1, x2) are the two halves."""
+"""Rotary position embeddings (https://arxiv.org/abs/2104.09864) in the half-split form: (x1, x2) are the two
+halves."""
 
 from typing import NamedTuple
 
@@ -14,7 +15,8 @@ class Rotation(NamedTuple):
 
 
 def rotation(positions: jax.Array, head_size: int, theta: float, scaling_factor: float = 1.0) -> Rotation:
-    """Angles positions / scaling_factor * theta^(-2i / head_size) for i < head_size / 2 ("linear" scaling)."""
+    """Angles positions / scaling_factor * theta^(-2i / head_size) for i < head_size / 2 ("linear"
+    scaling)."""
     exponents = jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size
     frequencies = 1.0 / (theta**exponents) / scaling_factor
     angles = positions.astype(jnp.float32)[:, None, None] * frequencies

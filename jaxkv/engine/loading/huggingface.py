@@ -61,7 +61,8 @@ def _stored_dtype(config_json: Mapping[str, Any]) -> str:
 
 
 def _tokenizer(folder: Path) -> Tokenizer:
-    """The beginning token is the one tokenizer_config.json names; where it says nothing, "<bos>" if there is one."""
+    """The beginning token is the one tokenizer_config.json names; where it says nothing, "<bos>" if there is
+    one."""
     settings_file = folder / "tokenizer_config.json"
     settings = read_json(settings_file) if settings_file.is_file() else {}
     bos = settings.get("bos_token", "<bos>")

@@ -11,10 +11,11 @@ from jaxkv.errors import JaxkvError
 
 
 def load_model(source: str | os.PathLike[str], dtype: str = "auto") -> LoadedModel:
-    """Loads a GGUF file, a Hugging Face folder (config.json, safetensors, tokenizer.json), or a packaged model by name.
+    """Loads a GGUF file, a Hugging Face folder (config.json, safetensors, tokenizer.json), or a packaged
+    model by name.
 
-    dtype: "bfloat16", "float32", or "auto" for the one the checkpoint was published in. Raises JaxkvError, before much
-    is read, for what is missing, truncated, of the wrong shape or of an unknown architecture.
+    dtype: "bfloat16", "float32", or "auto" for the one the checkpoint was published in. Raises JaxkvError,
+    before much is read, for what is missing, truncated, of the wrong shape or of an unknown architecture.
     """
     name = os.fspath(source)
     path = Path(name)

@@ -15,7 +15,8 @@ DTYPES = ("bfloat16", "float32")
 
 
 def choose_dtype(wanted: str, stored: str) -> str:
-    """`wanted`, or for "auto" the dtype the checkpoint was published in. JaxkvError for one that is not supported."""
+    """`wanted`, or for "auto" the dtype the checkpoint was published in. JaxkvError for one that is not
+    supported."""
     if wanted == "auto":
         return stored if stored in DTYPES else "bfloat16"
     if wanted not in DTYPES:

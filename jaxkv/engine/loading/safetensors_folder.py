@@ -24,7 +24,8 @@ class _Entry(NamedTuple):
 class SafetensorsFolder:
     """Tensors by name.
 
-    text_prefixes: what may stand for "model." before the names of the text model in checkpoints that hold more.
+    text_prefixes: what may stand for "model." before the names of the text model in checkpoints that hold
+    more.
 
     Raises JaxkvError where a file is missing, unreadable or truncated.
     """

@@ -1,0 +1,154 @@
+"""Makes tests/golden/: what transformers' Gemma3ForCausalLM answers, in float32.
+
+    python scripts/make_golden.py --gguf gemma-3-270m-q4_k_m.gguf    # writes gemma3_270m.npz
+    python scripts/make_golden.py --tiny DIR                         # writes gemma3_tiny.npz
+
+Needs torch, transformers and gguf, which the tests do not. transformers reads the same file with its own name
+map, so the comparison covers ours. Every greedy token is confirmed by one pass over the whole sequence. DIR
+is written by scripts/make_tiny_checkpoint.py with its default seed and layers.
+
+Each file holds for prompt i: `tokens_i` (prompt and answer), `num_prompt_i`, `positions_i` (whose next-token
+logits were kept), `top_ids_i` and `top_logits_i` (the largest of each), `some_logits_i` (every `stride`-th
+token's), and `log_sum_i` (log of the sum of exponentials of the whole row, so that no logit goes unchecked).
+"""
+
+import argparse
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+ROOT = Path(__file__).parent.parent
+GOLDEN = ROOT / "tests" / "golden"
+NUM_GREEDY = 32
+SHORT_PROMPT, LONG_PROMPT = 64, 1500
+TOP = 16
+PROMPT_ROWS = 9
+
+TEXTS = (
+    """The lighthouse at the end of the bay had been dark for eleven years when the letter arrived. It was
+written in a careful hand, on paper that smelled of salt, and it asked only one thing of the old keeper: that he climb
+the stairs once more and light the lamp before the first storm of the autumn, because a ship was coming that nobody
+else expected.""",
+    """def merge_sorted(left: list[int], right: list[int]) -> list[int]:
+    \"\"\"Merges two sorted lists into one sorted list.\"\"\"
+    merged = []
+    i = j = 0
+    while i < len(left) and j < len(right):
+        if left[i] <= right[j]:
+            merged.append(left[i])
+            i += 1
+        else:
+""",
+    """Die Katze saß auf der Fensterbank und sah dem Schnee zu, der leise auf die Dächer der kleinen Stadt fiel. Im
+Zimmer war es warm, und aus der Küche kam der Geruch von frischem Brot. Niemand sprach, bis die alte Uhr im Flur zu
+schlagen begann und der Großvater langsam von seiner Zeitung aufblickte, als hätte er etwas vergessen.""",
+    """Q: What is the capital of France?
+A: Paris.
+
+Q: What is the largest planet of the solar system?
+A: Jupiter.
+
+Q: Who wrote the play "Hamlet"?
+A: William Shakespeare.
+
+Q: How many sides does a hexagon have?
+A: Six.
+
+Q: What is the chemical symbol of gold?
+A:""",
+    """東京の冬は乾いていて、空がとても青い。朝の電車は混んでいるが、公園まで歩くと、静かな池のそばで鳥の声が聞こえる。
+今日は友達と一緒に小さな喫茶店へ行って、窓の近くの席に座り、温かいお茶を飲みながら、来年の旅行について話した。それから本屋に寄った。""",
+)
+
+
+@torch.inference_mode()
+def logits_of(model: torch.nn.Module, tokens: list[int]) -> np.ndarray:
+    """Next-token logits float32[len(tokens), V].
+
+    Gemma 3's module does not hand its attention the softcap of its configuration (published models have
+    none), though
+    the attention function knows it: given here.
+    """
+    softcap = model.config.attn_logit_softcapping
+    options = {} if softcap is None else {"softcap": softcap}
+    return model(torch.tensor([tokens]), use_cache=False, **options).logits[0].float().numpy()
+
+
+def answer(model: torch.nn.Module, prompt: list[int], stride: int) -> dict[str, np.ndarray]:
+    """The arrays of one prompt, named without its number."""
+    model.generation_config.eos_token_id = None  # the answer goes on to its full length
+    tokens = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=NUM_GREEDY)[0].tolist()
+    logits = logits_of(model, tokens)
+    if logits[len(prompt) - 1 : -1].argmax(axis=-1).tolist() != tokens[len(prompt) :]:
+        raise SystemExit("the tokens generated with a cache are not the best ones without it")
+    spread = np.linspace(0, len(prompt) - 1, PROMPT_ROWS).astype(np.int32)
+    positions = np.unique(
+        np.concatenate([spread, np.arange(len(prompt) - 1, len(tokens) - 1, dtype=np.int32)])
+    )
+    rows = logits[positions]
+    top_ids = np.argsort(-rows, axis=-1)[:, :TOP]
+    top = np.take_along_axis(rows, top_ids, axis=-1)
+    lead = (top[:, 0] - top[:, 1])[positions >= len(prompt) - 1]
+    print(f"{len(prompt)} tokens; smallest lead of a greedy token {lead.min():.4f}")
+    return {
+        "tokens": np.asarray(tokens, np.int32),
+        "num_prompt": np.asarray(len(prompt), np.int32),
+        "positions": positions,
+        "top_ids": top_ids.astype(np.int32),
+        "top_logits": top,
+        "some_logits": rows[:, ::stride],
+        "log_sum": torch.logsumexp(torch.from_numpy(rows), dim=-1).numpy(),
+    }
+
+
+def save(name: str, model: torch.nn.Module, prompts: list[list[int]], stride: int) -> None:
+    arrays = {"stride": np.asarray(stride, np.int32), "num_prompts": np.asarray(len(prompts), np.int32)}
+    for index, prompt in enumerate(prompts):
+        arrays |= {f"{key}_{index}": value for key, value in answer(model, prompt, stride).items()}
+    GOLDEN.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(GOLDEN / name, **arrays)
+
+
+def from_gguf(path: Path) -> None:
+    folder, file = str(path.parent), path.name
+    tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file=file, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    print(model.config)
+    bos = tokenizer.convert_tokens_to_ids("<bos>")
+    texts = [*TEXTS, (ROOT / "LICENSE").read_text(encoding="utf-8")]
+    lengths = [SHORT_PROMPT] * len(TEXTS) + [LONG_PROMPT]
+    prompts = []
+    for text, length in zip(texts, lengths, strict=True):
+        ids = [bos, *tokenizer.encode(text, add_special_tokens=False)]
+        if len(ids) < length:
+            raise SystemExit(f"a text of {len(ids)} tokens is too short for a prompt of {length}")
+        prompts.append(ids[:length])
+    save("gemma3_270m.npz", model, prompts, stride=512)
+
+
+def from_tiny(folder: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    rng = np.random.default_rng(1)
+    prompts = [rng.integers(0, model.config.vocab_size, n).tolist() for n in (1, 7, 40, 100)]
+    save("gemma3_tiny.npz", model, prompts, stride=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Make the golden files.")
+    parser.add_argument("--gguf", type=Path, metavar="FILE")
+    parser.add_argument("--tiny", type=Path, metavar="DIR")
+    args = parser.parse_args()
+    if args.tiny is not None:
+        from_tiny(args.tiny)
+    if args.gguf is not None:
+        from_gguf(args.gguf)
+
+
+if __name__ == "__main__":
+    main()
