@@ -30,6 +30,7 @@ class RequestStatus(enum.Enum):
     """Where a request is. Those after RUNNING are final."""
 
     WAITING = enum.auto()
+    WAITING_FOR_REMOTE_KVS = enum.auto()
     PREEMPTED = enum.auto()
     RUNNING = enum.auto()
     FINISHED_STOPPED = enum.auto()
@@ -90,6 +91,7 @@ class Request:
     max_total_tokens: prompt and answer together; a scheduler lowers it to the model's maximum.
     num_preemptions counts how often the request lost its blocks. num_cached_tokens is the hit of its first
     admission, None before that; num_cached_tokens_on_resume sums the hits of admissions after a preemption.
+    num_external_tokens: how many of these a connector brought.
     """
 
     def __init__(
@@ -128,6 +130,7 @@ class Request:
         self.num_preemptions = 0
         self.num_cached_tokens: int | None = None
         self.num_cached_tokens_on_resume = 0
+        self.num_external_tokens = 0
         self._num_tokens = len(self._tokens)
         self._num_computed_tokens = 0
         self._block_hashes: list[bytes] = []

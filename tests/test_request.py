@@ -95,6 +95,7 @@ def test_finish_reasons_are_the_public_words() -> None:
     reasons = {status.name: status.finish_reason for status in RequestStatus}
     assert reasons == {
         "WAITING": None,
+        "WAITING_FOR_REMOTE_KVS": None,
         "PREEMPTED": None,
         "RUNNING": None,
         "FINISHED_STOPPED": "stop",

@@ -7,10 +7,10 @@ plan promises, an empty engine admits.
 """
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jaxkv.errors import JaxkvError
 from jaxkv.planning.plan import CachePlan
@@ -20,13 +20,6 @@ from jaxkv.scheduling.demand import GroupDemand, Holding
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
     from jaxkv.hits import PrefixHit
-
-
-class _Reading(NamedTuple):
-    """A running request that has not been given the blocks of all its tokens."""
-
-    row: int
-    num_tokens: int
 
 
 class Admission:
@@ -61,33 +54,37 @@ class Admission:
         )
 
     def fits(
-        self, request: Request, hit: "PrefixHit", prefilling: Sequence[Request], num_running: int
+        self,
+        request: Request,
+        hit: "PrefixHit",
+        *,
+        rows: NDArray[np.int32],
+        num_tokens: NDArray[np.int64],
+        num_running: int,
     ) -> bool:
-        """Whether the request can start now, beside `num_running` others of which `prefilling` still read
-        their prompts.
+        """Whether a waiting request can start now, beside `num_running` others.
 
+        rows, num_tokens: those of the others whose `num_tokens` known tokens have not all been given blocks.
         Beside others it must leave the watermark free. One that was preempted must also leave everybody,
         itself included, the next block of each group: otherwise it would soon lose its blocks again.
         """
         pool = self._kv.pool
-        reading = [_Reading(self._kv.row_of(r.request_id), r.num_tokens) for r in prefilling]
-        # Tokens of the step being built count: their blocks are given out.
-        given = self._kv.rows.position
-        reading = [r for r in reading if given[r.row] < r.num_tokens]
         available = self._kv.num_free_blocks
         if num_running:
             available -= self._watermark_blocks
             if request.status is RequestStatus.PREEMPTED:
                 available -= (num_running + 1) * sum(demand.width for demand in self._demands)
-        num_tokens = [*(r.num_tokens for r in reading), request.num_tokens]
+        lengths = [*num_tokens.tolist(), request.num_tokens]
+        given = self._kv.rows.position[rows].tolist()
         wanted = 0
         for manager, demand, part in zip(self._managers, self._demands, hit.parts, strict=True):
             holdings = [
-                Holding(manager.units_of(r.row), demand.positions(int(given[r.row]))) for r in reading
+                Holding(manager.units_of(row), demand.positions(tokens))
+                for row, tokens in zip(rows.tolist(), given, strict=True)
             ]
             holdings.append(Holding(part.leaders, hit.num_tokens // manager.block_size))
             leaders = np.concatenate([h.leaders for h in holdings])
             references = pool.refs[leaders] + np.isin(leaders, part.leaders)
-            wanted += demand.still_wanted(num_tokens, holdings, references)
+            wanted += demand.still_wanted(lengths, holdings, references)
             wanted += pool.count_free(part.leaders) * demand.width
         return wanted <= available

@@ -7,9 +7,13 @@ they are kept until it has, so that no block is handed out while the device may 
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from jaxkv.request import Request, RequestStatus
 from jaxkv.request_table import RequestTable
 from jaxkv.scheduling.running import RunningRows
+from jaxkv.scheduling.transfers import Transfers
 from jaxkv.scheduling.waiting import ServiceKey, WaitingQueue
 
 if TYPE_CHECKING:
@@ -24,12 +28,14 @@ class _DeferredFree(NamedTuple):
 class Lifecycle:
     """Every live request, where it is, and the counters of what happened to them.
 
-    table: tokens and counters of rows. running: rows that take part in steps. waiting: the queue.
+    table: tokens and counters of rows. running: rows that take part in steps. waiting: the queue. A request
+    whose blocks a connector is filling is in neither, but has a row.
     settled_step: number of the last step whose results are in.
     """
 
-    def __init__(self, cache_manager: "KVCacheManager", max_num_seqs: int) -> None:
+    def __init__(self, cache_manager: "KVCacheManager", transfers: Transfers, max_num_seqs: int) -> None:
         self.cache_manager = cache_manager
+        self._transfers = transfers
         self.table = RequestTable(num_rows=max_num_seqs)
         self.running = RunningRows()
         self.waiting = WaitingQueue()
@@ -40,6 +46,7 @@ class Lifecycle:
         self.newly_finished: list[str] = []
         self._keys: dict[str, ServiceKey] = {}
         self._requests: dict[str, Request] = {}
+        self._loading: dict[str, Request] = {}
         self._deferred: deque[_DeferredFree] = deque()
         self._num_added = 0
 
@@ -54,7 +61,24 @@ class Lifecycle:
 
     def holds_id(self, request_id: str) -> bool:
         """Whether the id is in use, by a live request or by blocks not yet given back."""
-        return request_id in self._requests or any(d.request.request_id == request_id for d in self._deferred)
+        return (
+            request_id in self._requests
+            or self._transfers.holds_id(request_id)
+            or any(deferred.request.request_id == request_id for deferred in self._deferred)
+        )
+
+    @property
+    def num_with_blocks(self) -> int:
+        """Requests that run or are being loaded."""
+        return len(self.running) + len(self._loading)
+
+    def rows_wanting_blocks(self) -> NDArray[np.int32]:
+        """int32[n]: rows whose known tokens have not all been given blocks, those being loaded included."""
+        rows = self.running.rows
+        rows = rows[self.table.prefilling[rows]]
+        if self._loading:
+            rows = np.append(rows, np.array([r.row for r in self._loading.values()], np.int32))
+        return rows[self.cache_manager.rows.position[rows] < self.table.num_tokens[rows]]
 
     def find(self, request_id: str) -> Request | None:
         return self._requests.get(request_id)
@@ -67,21 +91,45 @@ class Lifecycle:
         self._requests[request.request_id] = request
         self.waiting.add(request, key)
 
-    def admit(self, request: Request, num_hit_tokens: int) -> int:
-        """Moves a request that has just been given blocks from the queue to its row, which is returned."""
+    def admit(self, request: Request, num_local_tokens: int, num_external_tokens: int = 0) -> int:
+        """Moves a request that has just been given blocks from the queue to its row, which is returned.
+
+        It starts with the tokens of its hit and those of a connector; while the latter are on their way it
+        does not run.
+        """
         key = self._keys[request.request_id]
         self.waiting.remove(key)
+        computed = num_local_tokens + num_external_tokens
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = num_hit_tokens
+            request.num_cached_tokens = computed
             self.num_prompt_tokens += request.num_prompt_tokens
         else:
-            request.num_cached_tokens_on_resume += num_hit_tokens
+            request.num_cached_tokens_on_resume += computed
+        request.num_external_tokens += num_external_tokens
         row = self.cache_manager.row_of(request.request_id)
         request.bind(self.table, row)
-        request.num_computed_tokens = num_hit_tokens
-        request.status = RequestStatus.RUNNING
-        self.running.add(row, key)
+        request.num_computed_tokens = computed
+        if self._transfers.is_loading(request):
+            request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+            self._loading[request.request_id] = request
+        else:
+            request.status = RequestStatus.RUNNING
+            self.running.add(row, key)
         return row
+
+    def poll_transfers(self) -> None:
+        """Requests whose content has arrived begin to run; blocks that have been saved are given back."""
+        for loaded in self._transfers.take_loaded():
+            request = self._loading.pop(loaded.request_id)
+            if request.is_finished:
+                self._free(request)
+                continue
+            self.cache_manager.cache_blocks(request, loaded.num_tokens)
+            assert request.row is not None
+            request.status = RequestStatus.RUNNING
+            self.running.add(request.row, self._keys[request.request_id])
+        for request in self._transfers.take_saved():
+            self._free(request)
 
     def preempt(self, row: int) -> Request:
         """Sends a running row back to the queue without its blocks; what it had is recomputed, or found in
@@ -101,25 +149,24 @@ class Lifecycle:
         """Ends a live request, wherever it is."""
         key = self._keys.pop(request.request_id)
         del self._requests[request.request_id]
-        if request.status is RequestStatus.RUNNING:
+        was_running = request.status is RequestStatus.RUNNING
+        if was_running:
             self.running.remove(key)
-            deferred_already = False
-        else:
+        elif request.status is not RequestStatus.WAITING_FOR_REMOTE_KVS:
             self.waiting.remove(key)
-            deferred_already = request.row is not None
         request.status = status
         self.num_finished += 1
         self.newly_finished.append(request.request_id)
         if request.row is not None:
             self.table.retire_row(request.row)
-            if not deferred_already:
-                self._give_back(request)
+        if was_running:
+            self._give_back(request)
 
     def settle(self, step: int) -> None:
         """The results of `step` are in: blocks kept for it are given back."""
         self.settled_step = step
         while self._deferred and self._deferred[0].last_step <= step:
-            self._free(self._deferred.popleft().request)
+            self._save_and_free(self._deferred.popleft().request)
 
     def _give_back(self, request: Request) -> None:
         assert request.row is not None
@@ -127,6 +174,10 @@ class Lifecycle:
         if last_step > self.settled_step:
             self._deferred.append(_DeferredFree(last_step, request))
         else:
+            self._save_and_free(request)
+
+    def _save_and_free(self, request: Request) -> None:
+        if not (request.is_finished and self._transfers.save(request)):
             self._free(request)
 
     def _free(self, request: Request) -> None:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkv.connector import KVConnector
 from jaxkv.errors import JaxkvError
 from jaxkv.planning.plan import CachePlan
 from jaxkv.request import Request, RequestStatus
@@ -26,6 +27,7 @@ from jaxkv.scheduling.config import SchedulerConfig
 from jaxkv.scheduling.lifecycle import Lifecycle
 from jaxkv.scheduling.output import FinishedRequest, SchedulerOutput, StepResult
 from jaxkv.scheduling.step_builder import StepBuilder, StepDraft
+from jaxkv.scheduling.transfers import Transfers
 
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
@@ -51,15 +53,21 @@ class Scheduler:
     """
 
     def __init__(
-        self, plan: CachePlan, cache_manager: "KVCacheManager", config: SchedulerConfig | None = None
+        self,
+        plan: CachePlan,
+        cache_manager: "KVCacheManager",
+        config: SchedulerConfig | None = None,
+        *,
+        connector: KVConnector | None = None,
     ) -> None:
         self.config = SchedulerConfig() if config is None else config
         self.config.check_fits(plan)
         self.plan = plan
         self.cache_manager = cache_manager
         self._admission = Admission(plan, cache_manager, self.config.watermark)
-        self._life = Lifecycle(cache_manager, self.config.max_num_seqs)
-        self._builder = StepBuilder(self.config, cache_manager, self._life, self._admission)
+        transfers = Transfers(connector, cache_manager)
+        self._life = Lifecycle(cache_manager, transfers, self.config.max_num_seqs)
+        self._builder = StepBuilder(self.config, cache_manager, self._life, self._admission, transfers)
         self._in_flight: deque[SchedulerOutput] = deque()
         self._next_step = 0
         self._num_generated_tokens = 0
@@ -78,7 +86,8 @@ class Scheduler:
 
     @property
     def num_requests_waiting(self) -> int:
-        return len(self._life.waiting)
+        """In the queue, or waiting for a connector."""
+        return len(self._life) - len(self._life.running)
 
     @property
     def has_unfinished_requests(self) -> bool:

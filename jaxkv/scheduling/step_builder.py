@@ -11,6 +11,7 @@ from jaxkv.scheduling.admission import Admission
 from jaxkv.scheduling.chunks import chunk_end
 from jaxkv.scheduling.config import SchedulerConfig
 from jaxkv.scheduling.lifecycle import Lifecycle
+from jaxkv.scheduling.transfers import Transfers
 
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
@@ -56,15 +57,18 @@ class StepBuilder:
         cache_manager: "KVCacheManager",
         lifecycle: Lifecycle,
         admission: Admission,
+        transfers: Transfers,
     ) -> None:
         self._config = config
         self._kv = cache_manager
         self._life = lifecycle
         self._table = lifecycle.table
         self._admission = admission
+        self._transfers = transfers
         self._refused: tuple[object, ...] | None = None
 
     def build(self) -> StepDraft:
+        self._life.poll_transfers()
         self._kv.new_step_starts()
         draft = StepDraft(self._config.max_num_batched_tokens)
         self._continue_running(draft)
@@ -149,7 +153,7 @@ class StepBuilder:
 
     def _admit_waiting(self, draft: StepDraft) -> None:
         skipped: set[str] = set()
-        while draft.budget and len(self._life.running) < self._config.max_num_seqs:
+        while draft.budget and self._life.num_with_blocks < self._config.max_num_seqs:
             request = next((r for r in self._life.waiting if r.request_id not in skipped), None)
             if request is None:
                 return
@@ -165,26 +169,48 @@ class StepBuilder:
                 # Its prefix ends in a state that this very step computes.
                 skipped.add(request.request_id)
                 continue
-            size = self._chunk_size(request, hit.num_tokens, draft.budget, hit)
-            fits = self._admission.fits(request, hit, self._prefilling(), len(self._life.running))
-            if not fits or self._kv.allocate_slots(request, size, hit=hit) is None:
+            if not self._admit(draft, request, hit):
                 self._refused = state
                 return
-            row = self._life.admit(request, hit.num_tokens)
-            draft.admitted.append(request.request_id)
-            draft.add_chunk(row, size)
 
-    def _prefilling(self) -> list[Request]:
-        """Running requests that are still reading their prompt."""
-        rows = self._life.running.rows
-        return [self._table.request(row) for row in rows[self._table.prefilling[rows]].tolist()]
+    def _admit(self, draft: StepDraft, request: Request, hit: "PrefixHit") -> bool:
+        """Gives a waiting request its blocks and, unless a connector is still filling them, its first chunk.
+        False: it does not fit, and nothing has changed.
+        """
+        rows = self._life.rows_wanting_blocks()
+        if not self._admission.fits(
+            request,
+            hit,
+            rows=rows,
+            num_tokens=self._table.num_tokens[rows],
+            num_running=self._life.num_with_blocks,
+        ):
+            return False
+        match = self._transfers.match(request, hit)
+        computed = hit.num_tokens + match.num_tokens
+        size = 0 if match.is_async else self._chunk_size(request, computed, draft.budget, hit)
+        allocation = self._kv.allocate_slots(
+            request,
+            size,
+            hit=hit,
+            num_external_tokens=match.num_tokens,
+            delay_cache_blocks=match.is_async,
+        )
+        if allocation is None:
+            return False
+        self._transfers.load(request, hit, match)
+        row = self._life.admit(request, hit.num_tokens, match.num_tokens)
+        draft.admitted.append(request.request_id)
+        if size:
+            draft.add_chunk(row, size)
+        return True
 
     def _retry_state(self, request: Request) -> tuple[object, ...]:
         """What an admission depends on. While it stays the same, a refused request would be refused again."""
         rows = self._life.running.rows
         return (
             request.request_id,
-            len(rows),
+            self._life.num_with_blocks,
             self._kv.num_free_blocks,
             self._kv.pool.version,
             int(self._table.num_computed[rows[self._table.prefilling[rows]]].sum()),

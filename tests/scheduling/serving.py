@@ -2,7 +2,7 @@
 prefix.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from math import gcd, lcm
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkv.cache_manager import KVCacheManager
+from jaxkv.connector import KVConnector
 from jaxkv.planning.plan import CacheGroup, CachePlan
 from jaxkv.request import Request
 from jaxkv.scheduling import Scheduler, SchedulerConfig, SchedulerOutput, StepResult
@@ -87,6 +88,7 @@ class Serving:
         max_model_len: int = 64,
         enable_caching: bool = True,
         manager_options: dict[str, Any] | None = None,
+        make_connector: Callable[[KVCacheManager], KVConnector] | None = None,
         **config: Any,
     ) -> None:
         self.config = SchedulerConfig(**{"max_num_seqs": 8, "max_num_batched_tokens": 16, **config})
@@ -98,7 +100,8 @@ class Serving:
             max_num_seqs=self.config.max_num_seqs,
             **(manager_options or {}),
         )
-        self.scheduler = Scheduler(self.plan, self.kv, self.config)
+        connector = None if make_connector is None else make_connector(self.kv)
+        self.scheduler = Scheduler(self.plan, self.kv, self.config, connector=connector)
         self.requests: dict[str, Request] = {}
         self._pending: list[tuple[SchedulerOutput, list[int]]] = []
         self._shadow: dict[str, list[int]] = {}

@@ -1,0 +1,89 @@
+"""Content that a connector brings from outside the pool, or takes there, as the scheduler sees it."""
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from jaxkv.connector import ExternalMatch, KVConnector, blocks_to_load, blocks_to_save
+from jaxkv.errors import JaxkvError
+from jaxkv.request import Request
+
+if TYPE_CHECKING:
+    from jaxkv.cache_manager import KVCacheManager
+    from jaxkv.hits import PrefixHit
+
+NO_MATCH = ExternalMatch(0)
+
+
+class LoadedTokens(NamedTuple):
+    """A request whose first `num_tokens` tokens are now there."""
+
+    request_id: str
+    num_tokens: int
+
+
+class Transfers:
+    """Loads and saves of all requests; without a connector there are none.
+
+    A request whose blocks are being loaded or saved keeps them until the connector has said that it is done.
+    """
+
+    def __init__(self, connector: KVConnector | None, cache_manager: "KVCacheManager") -> None:
+        self._connector = connector
+        self._kv = cache_manager
+        self._loaded_tokens: dict[str, int] = {}
+        self._saving: dict[str, Request] = {}
+
+    def holds_id(self, request_id: str) -> bool:
+        return request_id in self._loaded_tokens or request_id in self._saving
+
+    def is_loading(self, request: Request) -> bool:
+        return request.request_id in self._loaded_tokens
+
+    def match(self, request: Request, hit: "PrefixHit") -> ExternalMatch:
+        """What the connector can add to a hit. Raises JaxkvError if it leaves no token to compute."""
+        if self._connector is None:
+            return NO_MATCH
+        match = self._connector.match(request, hit.num_tokens)
+        if match.num_tokens < 0 or hit.num_tokens + match.num_tokens >= request.num_tokens:
+            raise JaxkvError(
+                f"the connector offers {match.num_tokens} tokens beyond {hit.num_tokens} of request "
+                f"{request.request_id!r}, which has {request.num_tokens}: one must be left to compute"
+            )
+        return match if match.num_tokens else NO_MATCH
+
+    def load(self, request: Request, hit: "PrefixHit", match: ExternalMatch) -> None:
+        """Fills the blocks that were given to the request for what was matched."""
+        if self._connector is None or not match.num_tokens:
+            return
+        if match.is_async:
+            self._loaded_tokens[request.request_id] = hit.num_tokens + match.num_tokens
+        blocks = blocks_to_load(self._kv, request, hit.num_tokens, match.num_tokens)
+        self._connector.load(request.request_id, blocks)
+
+    def save(self, request: Request) -> bool:
+        """Offers the blocks of a request that has ended. True: they must be kept until `take_saved`."""
+        if self._connector is None:
+            return False
+        reads_on = self._connector.save(request.request_id, blocks_to_save(self._kv, request))
+        if reads_on:
+            self._saving[request.request_id] = request
+        return reads_on
+
+    def take_loaded(self) -> list[LoadedTokens]:
+        """What asynchronous loads have brought since the last call."""
+        if self._connector is None or not self._loaded_tokens:
+            return []
+        return [
+            LoadedTokens(name, self._loaded_tokens.pop(name)) for name in self._connector.finished_loads()
+        ]
+
+    def take_saved(self) -> list[Request]:
+        """Ended requests whose blocks the connector no longer reads."""
+        if self._connector is None or not self._saving:
+            return []
+        return [_take(self._saving, name, "saving") for name in self._connector.finished_saves()]
+
+
+def _take[T](waiting: dict[str, T], request_id: str, what: str) -> T:
+    if request_id not in waiting:
+        raise JaxkvError(f"the connector is done {what} request {request_id!r}, which it was not asked for")
+    return waiting.pop(request_id)

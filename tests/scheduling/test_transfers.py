@@ -1,0 +1,172 @@
+"""Tokens that a connector brings: loaded at once, loaded meanwhile; and blocks saved at the end."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from jaxkv.cache_manager import KVCacheManager
+from jaxkv.cache_request import CacheRequest
+from jaxkv.connector import ExternalMatch, InMemoryConnector, KVConnector, NamedBlocks
+from jaxkv.errors import JaxkvError
+from jaxkv.request import RequestStatus
+from tests.scheduling.serving import Serving, continuation, full, window
+
+
+def prompt(seed: int, length: int) -> list[int]:
+    return [(seed * 1000 + 7 * i) % 5000 for i in range(length)]
+
+
+class Store:
+    """Blocks of the pool as bytes that name their id, so that a test sees what was copied where."""
+
+    def __init__(self) -> None:
+        self.written: dict[int, bytes] = {}
+
+    def read_block(self, block_id: int) -> bytes:
+        return str(block_id).encode()
+
+    def write_block(self, block_id: int, content: bytes) -> None:
+        self.written[block_id] = content
+
+
+class SlowConnector(KVConnector):
+    """Offers a fixed number of tokens; says when a test tells it to that loads and saves are done."""
+
+    def __init__(self, num_tokens: int, *, slow_saves: bool = False) -> None:
+        self.num_tokens = num_tokens
+        self.slow_saves = slow_saves
+        self.loads: list[str] = []
+        self.saves: list[str] = []
+        self.done_loads: list[str] = []
+        self.done_saves: list[str] = []
+
+    def match(self, request: CacheRequest, num_local_tokens: int) -> ExternalMatch:
+        return ExternalMatch(max(0, self.num_tokens - num_local_tokens), is_async=True)
+
+    def load(self, request_id: str, blocks: Sequence[NamedBlocks]) -> None:
+        self.loads.append(request_id)
+
+    def save(self, request_id: str, blocks: Sequence[NamedBlocks]) -> bool:
+        self.saves.append(request_id)
+        return self.slow_saves
+
+    def finished_loads(self) -> list[str]:
+        done, self.done_loads = self.done_loads, []
+        return done
+
+    def finished_saves(self) -> list[str]:
+        done, self.done_saves = self.done_saves, []
+        return done
+
+
+def slow(connector: SlowConnector, num_blocks: int = 40) -> Serving:
+    return Serving([full(), window(8)], num_blocks, make_connector=lambda cache: connector)
+
+
+def test_what_was_saved_by_one_engine_run_is_loaded_after_the_cache_is_reset() -> None:
+    store = Store()
+
+    def connect(cache: KVCacheManager) -> KVConnector:
+        return InMemoryConnector(cache, store)
+
+    serving = Serving([full(), window(8)], 40, make_connector=connect)
+    serving.add("a", prompt(1, 22), max_tokens=2)
+    serving.run()
+    assert serving.kv.reset_prefix_cache()
+    serving.add("b", prompt(1, 22), max_tokens=2)
+    output = serving.step()
+    assert (output.num_computed.tolist(), output.num_scheduled.tolist()) == ([20], [2])
+    assert len(store.written) == 5 + 2  # all blocks of full attention, two of the window
+    serving.run()
+    b = serving.requests["b"]
+    assert (b.num_cached_tokens, b.num_external_tokens) == (20, 20)
+    assert b.output_token_ids.tolist() == continuation(prompt(1, 22), 2)
+    assert serving.kv.num_free_blocks == 39
+
+
+def test_a_request_waits_for_its_content_and_others_go_on() -> None:
+    connector = SlowConnector(16)
+    serving = slow(connector)
+    serving.add("a", prompt(1, 20), max_tokens=2)
+    connector.num_tokens = 16
+    assert len(serving.step()) == 0
+    a = serving.requests["a"]
+    assert a.status is RequestStatus.WAITING_FOR_REMOTE_KVS
+    assert connector.loads == ["a"]
+    assert serving.scheduler.num_requests_waiting == 1
+    connector.num_tokens = 0
+    serving.add("b", prompt(2, 6), max_tokens=2)
+    assert serving.step().num_scheduled_tokens() == {"b": 6}
+    serving.add("c", prompt(1, 20), max_tokens=1)
+    # What is still on its way is not a hit for others.
+    assert serving.step().num_scheduled_tokens() == {"b": 1, "c": 15}
+    connector.done_loads = ["a"]
+    output = serving.step()
+    assert output.num_scheduled_tokens()["a"] == 4
+    serving.run()
+    assert a.output_token_ids.tolist() == continuation(prompt(1, 20), 2)
+    assert serving.kv.num_free_blocks == 39
+
+
+def test_a_request_aborted_during_its_load_keeps_its_blocks_until_the_load_is_done() -> None:
+    connector = SlowConnector(16)
+    serving = slow(connector)
+    serving.add("a", prompt(1, 20), max_tokens=2)
+    serving.step()
+    held = 39 - serving.kv.num_free_blocks
+    assert held > 0
+    serving.scheduler.abort("a")
+    serving.step()
+    assert serving.kv.num_free_blocks == 39 - held
+    with pytest.raises(JaxkvError, match="'a' is already in use"):
+        serving.add("a", prompt(1, 20))
+    connector.done_loads = ["a"]
+    serving.step()
+    assert serving.kv.num_free_blocks == 39
+    serving.add("a", prompt(1, 5), max_tokens=1)
+
+
+def test_blocks_are_kept_while_the_connector_still_reads_them() -> None:
+    connector = SlowConnector(0, slow_saves=True)
+    serving = slow(connector)
+    serving.add("a", prompt(1, 20), max_tokens=2)
+    serving.run()
+    assert connector.saves == ["a"]
+    assert serving.kv.num_free_blocks < 39
+    connector.done_saves = ["a"]
+    serving.step()
+    assert serving.kv.num_free_blocks == 39
+
+
+def test_loads_are_reserved_for_like_prompts_being_read() -> None:
+    connector = SlowConnector(8)
+    serving = slow(connector, 1 + 10 + 8)
+    serving.add("a", prompt(1, 36), max_tokens=1)
+    serving.add("b", prompt(2, 36), max_tokens=1)
+    serving.step()
+    assert connector.loads == ["a"]
+    connector.done_loads = ["a"]
+    for _ in range(20):
+        serving.step()
+        connector.done_loads = [name for name in connector.loads if name != "a"]
+        if not serving.scheduler.has_unfinished_requests:
+            break
+    assert serving.requests["b"].finish_reason == "length"
+    assert serving.scheduler.stats.num_preemptions == 0
+
+
+def test_a_connector_that_leaves_nothing_to_compute_is_refused() -> None:
+    serving = slow(SlowConnector(20))
+    serving.add("a", prompt(1, 20), max_tokens=2)
+    with pytest.raises(JaxkvError, match="offers 20 tokens beyond 0 of request 'a', which has 20"):
+        serving.schedule()
+
+
+def test_a_connector_that_reports_what_it_was_not_asked_for_is_refused() -> None:
+    connector = SlowConnector(16)
+    serving = slow(connector)
+    serving.add("a", prompt(1, 20), max_tokens=2)
+    serving.step()
+    connector.done_loads = ["b"]
+    with pytest.raises(JaxkvError, match="done loading request 'b', which it was not asked for"):
+        serving.schedule()
