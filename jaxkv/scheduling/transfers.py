@@ -73,7 +73,8 @@ class Transfers:
         if self._connector is None or not self._loaded_tokens:
             return []
         return [
-            LoadedTokens(name, self._loaded_tokens.pop(name)) for name in self._connector.finished_loads()
+            LoadedTokens(name, _take(self._loaded_tokens, name, "loading"))
+            for name in self._connector.finished_loads()
         ]
 
     def take_saved(self) -> list[Request]:
