@@ -172,7 +172,7 @@ class Manager(ABC):
         self.index = PrefixIndex(context.pool)
         self.number = context.pool.register(self.width, self._on_evict)
 
-    def _on_evict(self, leaders: NDArray[np.int32]) -> None:
+    def _on_evict(self, leaders: NDArray[np.integer]) -> None:
         gone = self.index.remove(leaders)
         if self.context.events is not None:
             self.context.events.removed(self.group_ids, gone)

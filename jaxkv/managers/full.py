@@ -65,4 +65,4 @@ class FullFinder(Finder):
         copy_from = -1
         if length % self._manager.block_size:
             copy_from = find_inside(self._manager, self._hashes, whole, length).leader
-        return HitPart(0, np.array(self._run[:whole], np.int32), copy_from)
+        return HitPart(0, np.array(self._run[:whole], np.int32), copy_from, length)

@@ -78,8 +78,8 @@ class PositionalManager(Manager):
             self.ids[:, row, :n] = self.pool.members(self.number, part.leaders)
         # A block that the hit ends in lacks what is below the hit, unless it is copied: then it counts as
         # complete.
-        whole = cdiv(span.computed, self.block_size)
-        self.cached[row] = span.computed // self.block_size if part.copy_from >= 0 else whole
+        whole = cdiv(part.length, self.block_size)
+        self.cached[row] = part.length // self.block_size if part.copy_from >= 0 else whole
         # Blocks of the hit are recorded already.
         self.inside[row] = self.cached[row] * self.hashes_per_block
 
@@ -114,7 +114,7 @@ class PositionalManager(Manager):
         if skipped <= part.first_block:
             return part
         leaders = part.leaders[skipped - part.first_block :]
-        return HitPart(skipped, leaders, part.copy_from)
+        return HitPart(skipped, leaders, part.copy_from, part.length)
 
     def first_skipped(self, computed: int) -> int:
         """Leading blocks that nobody reads once `computed` tokens are settled."""

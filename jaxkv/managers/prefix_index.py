@@ -36,7 +36,7 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self.units)
 
-    def add(self, hashes: list[bytes], leaders: NDArray[np.int32]) -> None:
+    def add(self, hashes: list[bytes], leaders: NDArray[np.integer]) -> None:
         """Records units that were not in the index."""
         self._pool.hash_of[leaders] = hashes
         find_or_add = self.units.setdefault
@@ -45,7 +45,7 @@ class PrefixIndex:
             if first != leader:
                 self._duplicates.setdefault(block_hash, [first]).append(leader)
 
-    def remove(self, leaders: NDArray[np.int32]) -> list[bytes]:
+    def remove(self, leaders: NDArray[np.integer]) -> list[bytes]:
         """Forgets units; returns the hashes that no unit has any more."""
         hashes: list[bytes | None] = self._pool.hash_of[leaders].tolist()
         self._pool.hash_of[leaders] = None

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from jaxkv.managers.base import Finder, HitPart
+from jaxkv.managers.base import NO_UNITS, Finder, HitPart
 from jaxkv.managers.partial import find_inside
 from jaxkv.managers.positional import PositionalManager
 from jaxkv.specs import cdiv
@@ -79,10 +79,10 @@ class WindowedFinder(Finder):
         size, scale = manager.block_size, manager.hashes_per_block
         first, whole = manager.first_needed(length), length // size
         if first >= length:
-            return HitPart(whole, np.empty(0, np.int32))
+            return HitPart(whole, NO_UNITS, length=length)
         units, hashes = manager.index.units, self._hashes
         leaders = [units[hashes[(block + 1) * scale - 1]] for block in range(first // size, whole)]
         copy_from = -1
         if length % size:
             copy_from = find_inside(manager, hashes, whole, length).leader
-        return HitPart(first // size, np.array(leaders, np.int32), copy_from)
+        return HitPart(first // size, np.array(leaders, np.int32), copy_from, length)

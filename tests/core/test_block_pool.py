@@ -1,0 +1,136 @@
+import numpy as np
+import pytest
+
+from jaxkv.errors import JaxkvError
+from jaxkv.pool import NOT_CACHED, BlockPool
+
+
+def make_pool(num_blocks: int = 20, *widths: int) -> BlockPool:
+    pool = BlockPool(num_blocks)
+    for number, width in enumerate(widths or (1,)):
+        pool.register(width, lambda leaders, number=number: None)
+    return pool
+
+
+def cache(pool: BlockPool, manager: int, leaders: np.ndarray, strong: bool = True) -> None:
+    pool.set_cached(manager, leaders, strong, 0)
+
+
+def test_the_null_block_is_never_given_out() -> None:
+    pool = make_pool(5)
+    assert sorted(pool.take(0, 4)[0].tolist()) == [1, 2, 3, 4]
+    assert pool.num_free == 0
+
+
+def test_ids_are_given_out_in_ascending_order_at_first() -> None:
+    pool = make_pool(10)
+    assert pool.take(0, 3)[0].tolist() == [1, 2, 3]
+    assert pool.take(0, 2)[0].tolist() == [4, 5]
+
+
+def test_a_unit_has_as_many_ids_as_its_manager_has_siblings() -> None:
+    pool = make_pool(20, 3)
+    ids = pool.take(0, 2)
+    assert ids.shape == (3, 2)
+    assert len(set(ids.ravel().tolist())) == 6
+    assert pool.num_free == 19 - 6
+    assert pool.members(0, ids[0]).tolist() == ids.tolist()
+
+
+def test_units_without_content_are_plain_again_as_soon_as_nobody_holds_them() -> None:
+    pool = make_pool(20, 2)
+    leaders = pool.take(0, 3)[0]
+    pool.touch(0, leaders[:1])
+    assert len(pool.drop(0, leaders).leaders) == 0
+    assert pool.num_free == 19 - 2
+    pool.drop(0, leaders[:1])
+    assert pool.num_free == 19
+    assert len(pool.plain_ids()) == 19
+
+
+def test_cached_units_queue_up_and_the_least_recently_freed_goes_first() -> None:
+    pool = make_pool(8)
+    leaders = pool.take(0, 7)[0]
+    cache(pool, 0, leaders)
+    order = leaders[[3, 0, 6, 1, 2, 5, 4]]
+    pool.enqueue(pool.drop(0, order).leaders)
+    assert pool.num_free == 7
+    assert len(pool.plain_ids()) == 0
+    assert [int(pool.take(0, 1)[0, 0]) for _ in range(7)] == order.tolist()
+
+
+def test_weak_units_go_before_strong_ones_freed_earlier() -> None:
+    pool = make_pool(5)
+    leaders = pool.take(0, 4)[0]
+    cache(pool, 0, leaders)
+    pool.strong[leaders[2:]] = False
+    pool.enqueue(pool.drop(0, leaders).leaders)
+    assert pool.free_units().tolist() == leaders[[2, 3, 0, 1]].tolist()
+
+
+def test_promoted_units_go_with_the_strong_ones() -> None:
+    pool = make_pool(5)
+    leaders = pool.take(0, 4)[0]
+    cache(pool, 0, leaders, strong=False)
+    pool.enqueue(pool.drop(0, leaders).leaders)
+    pool.promote(leaders[:2])
+    assert pool.free_units().tolist() == leaders[[2, 3, 0, 1]].tolist()
+    assert pool.num_free == 4
+
+
+def test_a_touched_unit_leaves_the_queue_and_comes_back_at_its_end() -> None:
+    pool = make_pool(5)
+    leaders = pool.take(0, 4)[0]
+    cache(pool, 0, leaders)
+    pool.enqueue(pool.drop(0, leaders).leaders)
+    pool.touch(0, leaders[:1])
+    assert pool.num_free == 3
+    assert pool.free_units().tolist() == leaders[1:].tolist()
+    pool.enqueue(pool.drop(0, leaders[:1]).leaders)
+    assert pool.free_units().tolist() == [*leaders[1:].tolist(), int(leaders[0])]
+
+
+def test_evicting_one_id_turns_the_whole_unit_into_plain_ids() -> None:
+    pool = make_pool(7, 3, 1)
+    told: list[int] = []
+    pool._listeners[0] = lambda leaders: told.extend(leaders.tolist())
+    ids = pool.take(0, 2)
+    cache(pool, 0, ids[0])
+    pool.enqueue(pool.drop(0, ids[0]).leaders)
+    version = pool.version
+    pool.take(1, 1)
+    assert told == [int(ids[0, 0])]
+    assert pool.num_free == 5
+    assert len(pool.plain_ids()) == 2
+    assert pool.version > version
+    assert pool.cached_by[ids[0, 0]] == NOT_CACHED
+
+
+def test_forgetting_a_held_unit_leaves_it_with_its_holder() -> None:
+    pool = make_pool(4)
+    leaders = pool.take(0, 2)[0]
+    cache(pool, 0, leaders)
+    pool.forget(0, leaders)
+    assert pool.num_free == 1
+    assert len(pool.drop(0, leaders).leaders) == 0
+    assert pool.num_free == 3
+
+
+def test_the_queue_survives_many_turns_of_its_ring() -> None:
+    rng = np.random.default_rng(0)
+    pool = make_pool(12)
+    leaders = pool.take(0, 11)[0]
+    cache(pool, 0, leaders)
+    pool.enqueue(pool.drop(0, leaders).leaders)
+    order = leaders.tolist()
+    for _ in range(500):
+        chosen = rng.choice(leaders, rng.integers(1, 5), replace=False).astype(np.int32)
+        pool.touch(0, chosen)
+        pool.enqueue(pool.drop(0, chosen).leaders)
+        order = [leader for leader in order if leader not in chosen] + chosen.tolist()
+        assert pool.free_units().tolist() == order
+
+
+def test_a_pool_needs_a_block() -> None:
+    with pytest.raises(JaxkvError, match="num_blocks.*0"):
+        BlockPool(0)
