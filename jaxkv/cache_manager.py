@@ -117,7 +117,7 @@ class KVCacheManager:
             self.managers, len(plan.groups), self.pool, self.hasher, self.chunk_alignment
         )
         self.coordinator = self.lookup.coordinator
-        self.rows = CacheRows(self.managers, max_num_seqs)
+        self.rows = CacheRows(self.managers, max_num_seqs, plan.max_model_len)
         self.copies = PendingCopies()
         self.prefix_cache_stats = PrefixCacheStats()
         self.upkeep = Upkeep(self.rows, self.managers, self.clock, self.hasher)
@@ -218,6 +218,7 @@ class KVCacheManager:
             row = self._open(request, parts, span)
             if hit is not None and self.enable_caching:
                 self._record(request, hit)
+        self.pool.make_room(taken)
         for manager, units in zip(self.managers, needed, strict=True):
             manager.extend(row, units, span)
         self._plan_copies(row, parts, computed)

@@ -113,7 +113,7 @@ def blocks_to_save(cache: KVCacheManager, request: CacheRequest) -> list[NamedBl
     found: list[NamedBlocks] = []
     for manager in _cacheable(cache):
         for leader in manager.units_of(row).tolist():
-            block_hash = cache.pool.hash_of[leader]
+            block_hash = cache.pool.hash_of.item(leader)
             if block_hash is not None:
                 found += _named(manager, block_hash, leader)
     return found

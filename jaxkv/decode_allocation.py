@@ -30,12 +30,21 @@ def allocate_decodes(
         raise JaxkvError(f"{len(rows)} rows need as many token counts, not {len(after)}")
     if not len(rows):
         return DecodeAllocation(0, 0)
-    if int(after.max()) > cache.plan.max_model_len:
-        raise JaxkvError(f"{int(after.max())} tokens are more than the maximum of {cache.plan.max_model_len}")
     rows = np.asarray(rows, np.intp)
-    due = np.flatnonzero(after > cache.rows.capacity[rows])
+    capacity = cache.rows.capacity
+    # Seen without their sign, negative rows are too large as well.
+    if int(rows.view(np.uintp).max()) >= len(capacity):
+        raise JaxkvError(f"rows {rows.min()} to {rows.max()} are not all in the table of {len(capacity)} rows")
+    due = np.flatnonzero(after > capacity[rows])
     done = len(rows)
     if len(due):
+        # A row without a request has no capacity, so it is among these.
+        unused = rows[due][cache.rows.position[rows[due]] == 0]
+        if len(unused):
+            raise JaxkvError(f"row {unused[0]} holds no request")
+        most = int(after[due].max())
+        if most > cache.plan.max_model_len:
+            raise JaxkvError(f"{most} tokens are more than the maximum of {cache.plan.max_model_len}")
         fitting = _give_blocks(cache, rows, after, due)
         if fitting < len(due):
             done = int(due[fitting])
@@ -60,6 +69,8 @@ def _give_blocks(
         # Rows that need no block leave some behind too; they are asked only now that it matters.
         cache.upkeep.let_go_rows(rows, after - 1)
     fitting = int(np.searchsorted(running_sum, cache.pool.num_free, side="right"))
+    if fitting:
+        cache.pool.make_room(int(running_sum[fitting - 1]))
     for manager, units in zip(cache.managers, needed, strict=True):
         manager.extend_rows(due_rows[:fitting], units[:fitting], due_after[:fitting])
     return fitting

@@ -81,19 +81,19 @@ class ResidencySampler:
         self._uses: dict[int, list[int]] = {}
         self._finished: list[Residency] = []
 
-    def _sampled(self, leaders: NDArray[np.int32]) -> list[int]:
+    def _sampled(self, leaders: NDArray[np.integer]) -> list[int]:
         return leaders[leaders % self._every == 0].tolist()
 
-    def cached(self, leaders: NDArray[np.int32], step: int) -> None:
+    def cached(self, leaders: NDArray[np.integer], step: int) -> None:
         for leader in self._sampled(leaders):
             self._uses[leader] = [step]
 
-    def hit(self, leaders: NDArray[np.int32], step: int) -> None:
+    def hit(self, leaders: NDArray[np.integer], step: int) -> None:
         for leader in self._sampled(leaders):
             if leader in self._uses:
                 self._uses[leader].append(step)
 
-    def evicted(self, leaders: NDArray[np.int32], step: int) -> None:
+    def evicted(self, leaders: NDArray[np.integer], step: int) -> None:
         for leader in self._sampled(leaders):
             uses = self._uses.pop(leader, None)
             if uses:

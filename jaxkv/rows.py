@@ -23,12 +23,13 @@ class CacheRows:
     """Rows of the managers' tables.
 
     computed, position, last_step: int64[rows], see Progress; all 0 where no request is.
-    capacity: int64[rows], tokens a row can reach without any work on it.
+    capacity: int64[rows], tokens a row can reach without any work on it, at most max_model_len.
     cache_at: int64[rows], tokens at which it has something new to cache; NEVER where caching is put off.
     """
 
-    def __init__(self, managers: tuple[Manager, ...], num_rows: int) -> None:
+    def __init__(self, managers: tuple[Manager, ...], num_rows: int, max_model_len: int) -> None:
         self._managers = managers
+        self._max_model_len = max_model_len
         self._row_of: dict[str, int] = {}
         self._infos: list[Row | None] = []
         self._unused: list[int] = []
@@ -84,7 +85,7 @@ class CacheRows:
 
     def refresh(self, rows: NDArray[np.intp]) -> None:
         """Asks the managers anew when these rows need work."""
-        capacity, cache_at = self._managers[0].capacities(rows), np.full(len(rows), NEVER)
+        capacity, cache_at = np.full(len(rows), self._max_model_len), np.full(len(rows), NEVER)
         for manager in self._managers:
             capacity = np.minimum(capacity, manager.capacities(rows))
             if manager.cacheable:

@@ -23,7 +23,7 @@ class LruQueue:
         self._head = 0
         self._tail = 0
 
-    def push(self, leaders: NDArray[np.int32], first_stamp: int) -> None:
+    def push(self, leaders: NDArray[np.integer], first_stamp: int) -> None:
         """Appends int32[n] leaders; the first gets `first_stamp` and is the first to go."""
         n = len(leaders)
         if self._tail + n > len(self._leaders):
