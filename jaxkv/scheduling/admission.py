@@ -76,15 +76,22 @@ class Admission:
                 available -= (num_running + 1) * sum(demand.width for demand in self._demands)
         lengths = [*num_tokens.tolist(), request.num_tokens]
         given = self._kv.rows.position[rows].tolist()
+        ends = [
+            [*map(demand.positions, given), hit.num_tokens // manager.block_size]
+            for manager, demand in zip(self._managers, self._demands, strict=True)
+        ]
+        # Hit blocks that nobody holds leave the free ones when the request takes hold of them.
+        for demand, part in zip(self._demands, hit.parts, strict=True):
+            available -= pool.count_free(part.leaders) * demand.width
+        at_most = sum(d.at_most_wanted(lengths, e) for d, e in zip(self._demands, ends, strict=True))
+        if at_most <= available:
+            return True
         wanted = 0
-        for manager, demand, part in zip(self._managers, self._demands, hit.parts, strict=True):
-            holdings = [
-                Holding(manager.units_of(row), demand.positions(tokens))
-                for row, tokens in zip(rows.tolist(), given, strict=True)
-            ]
-            holdings.append(Holding(part.leaders, hit.num_tokens // manager.block_size))
-            leaders = np.concatenate([h.leaders for h in holdings])
+        for manager, demand, part, reached in zip(
+            self._managers, self._demands, hit.parts, ends, strict=True
+        ):
+            held = [*(manager.units_of(row) for row in rows.tolist()), part.leaders]
+            leaders = np.concatenate(held)
             references = pool.refs[leaders] + np.isin(leaders, part.leaders)
-            wanted += demand.still_wanted(lengths, holdings, references)
-            wanted += pool.count_free(part.leaders) * demand.width
+            wanted += demand.still_wanted(lengths, list(map(Holding, held, reached)), references)
         return wanted <= available

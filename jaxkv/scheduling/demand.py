@@ -85,6 +85,12 @@ class GroupDemand:
         firsts = min(num_requests, spare // self._first_crossing)
         return firsts + (spare - firsts * self._first_crossing) // self.spec.block_size
 
+    def at_most_wanted(self, num_tokens: Sequence[int], ends: Sequence[int]) -> int:
+        """An upper limit of `still_wanted` that looks at no block. ends: see Holding."""
+        if not self.is_positional:
+            return sum(map(self.most_held, num_tokens)) * self.width
+        return max(0, sum(map(self.positions, num_tokens)) - sum(ends)) * self.width
+
     def still_wanted(
         self, num_tokens: Sequence[int], holdings: Sequence[Holding], references: NDArray[np.int32]
     ) -> int:
@@ -95,13 +101,11 @@ class GroupDemand:
         others hold too does not come back when these requests leave it behind, so it is not counted as
         theirs.
         """
-        reached = sum(self.positions(n) - h.end for n, h in zip(num_tokens, holdings, strict=True))
-        remaining = max(0, reached) * self.width
+        limit = self.at_most_wanted(num_tokens, [holding.end for holding in holdings])
         if not self.gives_back:
-            return remaining
+            return limit
         bound = sum(map(self.most_held, num_tokens)) + self.shared_extra(len(num_tokens))
-        leaders = np.concatenate([h.leaders for h in holdings])
+        leaders = np.concatenate([holding.leaders for holding in holdings])
         _, first, counts = np.unique(leaders, return_index=True, return_counts=True)
         theirs = int((counts >= references[first]).sum())
-        wanted = max(0, bound - theirs) * self.width
-        return min(remaining, wanted) if self.is_positional else wanted
+        return min(limit, max(0, bound - theirs) * self.width)

@@ -24,7 +24,7 @@ class RunningRows:
     def add(self, row: int, key: ServiceKey) -> None:
         index = bisect_left(self._keys, key)
         self._keys.insert(index, key)
-        self.rows = np.insert(self.rows, index, np.int32(row))
+        self.rows = np.concatenate([self.rows[:index], np.array([row], np.int32), self.rows[index:]])
 
     def remove(self, key: ServiceKey) -> None:
         """Takes out the row of this key, which must be here."""
@@ -32,4 +32,4 @@ class RunningRows:
         if index == len(self._keys) or self._keys[index] != key:
             raise KeyError(key)
         del self._keys[index]
-        self.rows = np.delete(self.rows, index)
+        self.rows = np.concatenate([self.rows[:index], self.rows[index + 1 :]])

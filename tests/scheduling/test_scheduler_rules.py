@@ -296,6 +296,17 @@ def test_chunks_of_recurrent_models_end_where_a_resend_can_hit() -> None:
     assert serving.step().num_computed.tolist() == [28]
 
 
+def test_the_second_sharer_of_a_prefix_stops_where_it_branches_and_the_third_hits_there() -> None:
+    serving = Serving([full(), mamba()], 80, max_num_batched_tokens=64)
+    shared = prompt(1, 20)
+    chunks = {}
+    for name, seed in (("a", 2), ("b", 3), ("c", 4)):
+        serving.add(name, shared + prompt(seed, 11), max_tokens=1)
+        chunks[name] = [o.num_scheduled.tolist()[0] for o in serving.run()]
+    assert chunks == {"a": [28, 3], "b": [20, 8, 3], "c": [8, 3]}
+    assert serving.requests["c"].num_cached_tokens == 20
+
+
 # Counters
 
 
