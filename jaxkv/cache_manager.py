@@ -221,7 +221,7 @@ class KVCacheManager:
         self.pool.make_room(taken)
         for manager, units in zip(self.managers, needed, strict=True):
             manager.extend(row, units, span)
-        self._plan_copies(row, parts, computed)
+        self._plan_copies(row, parts)
         if delay_cache_blocks:
             self.upkeep.delayed.add(row)
         self.upkeep.advance(row, computed, after)
@@ -258,10 +258,10 @@ class KVCacheManager:
                 self._residency.hit(part.leaders, self.clock.step)
         return row
 
-    def _plan_copies(self, row: int, parts: Sequence[HitPart], computed: int) -> None:
+    def _plan_copies(self, row: int, parts: Sequence[HitPart]) -> None:
         for manager, part in zip(self.managers, parts, strict=False):
             if part.copy_from >= 0:
-                self.copies.add(manager, part.copy_from, manager.ids_at(row, computed))
+                self.copies.add(manager, part.copy_from, manager.ids_at(row, part.length))
 
     def _record(self, request: CacheRequest, hit: PrefixHit) -> None:
         self.prefix_cache_stats.record(

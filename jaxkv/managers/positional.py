@@ -114,7 +114,9 @@ class PositionalManager(Manager):
         if skipped <= part.first_block:
             return part
         leaders = part.leaders[skipped - part.first_block :]
-        return HitPart(skipped, leaders, part.copy_from, part.length)
+        # The block that would be copied may have been skipped, too.
+        copy_from = part.copy_from if skipped <= part.length // self.block_size else -1
+        return HitPart(skipped, leaders, copy_from, part.length)
 
     def first_skipped(self, computed: int) -> int:
         """Leading blocks that nobody reads once `computed` tokens are settled."""
