@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxkv.cache_manager import KVCacheManager, PrefixHit
+from jaxkv.cache_manager import KVCacheManager
 from jaxkv.errors import JaxkvError
+from jaxkv.hits import PrefixHit
 from jaxkv.request import Request
 from jaxkv.scenario.inspection import events_entry, hit_entry, pool_entry, stats_entry
 from jaxkv.scenario.manager import make_manager
@@ -135,7 +136,7 @@ class OpReplay:
             min(start + max_tokens, stop),
             request.num_tokens,
             self._manager.chunk_alignment,
-            self._manager.checkpoint_positions(request),
+            self._manager.checkpoint_positions(request, hit),
         )
         allocation = self._manager.allocate_slots(
             request, end - start, hit=hit, num_lookahead_tokens=self._config.num_lookahead_tokens

@@ -40,12 +40,23 @@ class StepRow(NamedTuple):
     """One request's part of a step: it computes tokens [start, stop).
 
     tables: by group, its blocks by position (0: null). prefixes: int64[>= stop], the id after each token.
+    states: by recurrent group, the blocks it reads and writes. brought: the tokens come from elsewhere, and
+    only those that are still of use to later ones have blocks.
     """
 
     tables: Sequence[Sequence[int]]
     prefixes: np.ndarray
     start: int
     stop: int
+    states: Mapping[int, "StateBlocks"]
+    brought: bool = False
+
+
+class StateBlocks(NamedTuple):
+    """Where a step reads the state it starts from (0: none), and where it writes the one it ends with."""
+
+    read: int
+    write: int
 
 
 class Shadow:
@@ -63,35 +74,37 @@ class Shadow:
         """What blocks held is gone: they were handed out anew."""
         self.contents[np.asarray(blocks, dtype=np.int64)] = POISON
 
-    def copy(self, source: int, target: int) -> None:
-        self.contents[target] = self.contents[source]
+    def copy(self, sources: np.ndarray, targets: np.ndarray) -> None:
+        """Whole blocks; every source is read before any target is written."""
+        self.contents[targets] = self.contents[sources]
 
     def run_step(self, rows: Sequence[StepRow]) -> None:
         """States are read, everything is written, then attention reads, as in a layer on the device."""
         for row in rows:
-            self.check_readable(row.tables, row.prefixes, row.start, kinds="state")
+            for group, state in row.states.items():
+                self.check_state(group, state.read, row.prefixes, row.start)
         for row in rows:
             self._write(row)
         for row in rows:
-            self.check_readable(row.tables, row.prefixes, row.start, kinds="attention")
+            if not row.brought:
+                self.check_attention(row.tables, row.prefixes, row.start)
 
-    def check_readable(
-        self, tables: Sequence[Sequence[int]], prefixes: np.ndarray, start: int, kinds: str = "all"
-    ) -> None:
-        """Asserts that a step that begins after `start` tokens finds what every group needs."""
+    def check_state(self, group: int, block: int, prefixes: np.ndarray, start: int) -> None:
+        """Asserts that `block` holds the state after `start` tokens; at the start none is read."""
         if start == 0:
+            assert block == 0, f"group {group}: a new sequence starts from the state in block {block}"
             return
+        assert block != 0, f"group {group}: no state to go on from after {start} tokens"
+        assert self.contents[block, 0] == prefixes[start - 1], (
+            f"group {group}: block {block} does not hold the state after {start} tokens"
+        )
+
+    def check_attention(self, tables: Sequence[Sequence[int]], prefixes: np.ndarray, start: int) -> None:
+        """Asserts that a step that begins after `start` tokens finds what every attention group needs."""
         for group, rule in enumerate(self.rules):
-            if rule.kind == "scratch" or kinds == ("attention" if rule.kind == "mamba" else "state"):
+            if rule.kind in ("scratch", "mamba") or start == 0:
                 continue
             table = np.asarray(tables[group], dtype=np.int64)
-            if rule.kind == "mamba":
-                block = table[(start - 1) // rule.block_size]
-                assert block != 0, f"group {group}: the state after {start} tokens is not in {table.tolist()}"
-                assert self.contents[block, 0] == prefixes[start - 1], (
-                    f"group {group}: block {block} does not hold the state after {start} tokens"
-                )
-                continue
             positions = np.arange(rule.first_needed_token(start), start)
             if not len(positions):
                 continue
@@ -109,16 +122,14 @@ class Shadow:
     def _write(self, row: StepRow) -> None:
         """Attention writes each token, a recurrent group its last state."""
         start, stop = row.start, row.stop
+        for group, state in row.states.items():
+            assert state.write != 0, f"group {group}: no block for the state after {stop} tokens"
+            self.contents[state.write, 0] = row.prefixes[stop - 1]
         for group, rule in enumerate(self.rules):
+            if rule.kind in ("scratch", "mamba"):
+                continue
             table = np.asarray(row.tables[group], dtype=np.int64)
-            if rule.kind == "scratch":
-                continue
-            if rule.kind == "mamba":
-                block = table[(stop - 1) // rule.block_size]
-                assert block != 0, f"group {group}: no block for the state after {stop} in {table.tolist()}"
-                self.contents[block, 0] = row.prefixes[stop - 1]
-                continue
-            positions = np.arange(start, stop)
+            positions = np.arange(max(start, rule.first_needed_token(stop)) if row.brought else start, stop)
             blocks = table[positions // rule.block_size]
             assert (blocks != 0).all(), (
                 f"group {group}: tokens {start}..{stop} have no block in {table.tolist()}"
@@ -126,20 +137,15 @@ class Shadow:
             self.contents[blocks, positions % rule.block_size] = row.prefixes[positions]
 
     def held(self, group: int, prefixes: np.ndarray, blocks: Sequence[int]) -> Mapping[int, int]:
-        """By index of a prompt's blocks: how many leading tokens of it the best of `blocks` holds, if any.
-
-        blocks: the blocks of the group that may be used for hits. A state counts as a whole block.
-        """
+        """What `GroupRule.serves` wants to know, if `blocks` of the group may be used for hits."""
         rule, found = self.rules[group], {}
         if not len(blocks):
             return found
         contents = self.contents[np.asarray(blocks, dtype=np.int64)]
+        if rule.kind == "mamba":
+            return dict.fromkeys((np.flatnonzero(np.isin(prefixes, contents[:, 0])) + 1).tolist(), 1)
         for index in range(-(-len(prefixes) // rule.block_size)):
             wanted = prefixes[index * rule.block_size : (index + 1) * rule.block_size]
-            if rule.kind == "mamba":
-                if len(wanted) == rule.block_size and (contents[:, 0] == wanted[-1]).any():
-                    found[index] = rule.block_size
-                continue
             same = np.cumprod(contents[:, : len(wanted)] == wanted, axis=1).sum(axis=1).max()
             if same:
                 found[index] = int(same)

@@ -1,0 +1,189 @@
+"""Random traffic through the scheduler, every step of it run on the shadow and checked."""
+
+import random
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxkv.request import Request
+from jaxkv.scheduling.config import SchedulerConfig
+from jaxkv.scheduling.output import SchedulerOutput
+from jaxkv.scheduling.scheduler import Scheduler
+from tests.properties.block_view import BlockView
+from tests.properties.shadow import PrefixIds, Shadow, StateBlocks, StepRow
+from tests.properties.workload import LIMIT, CacheCase, PromptSource
+
+END_TOKEN = 2
+
+#: A request may lose its blocks to older ones that keep coming back, but never again and again for nothing.
+MAX_PREEMPTIONS_WITHOUT_PROGRESS = 2
+
+
+@dataclass
+class Tracked:
+    """A request, the tokens it will have (known before they are sampled), and what happened to it."""
+
+    request: Request
+    salt: str | None
+    tokens: list[int]
+    prefixes: np.ndarray
+    tables: list[list[int]] = field(default_factory=list)
+    states: dict[int, StateBlocks] = field(default_factory=dict)
+    best: int = 0
+    fruitless_preemptions: int = 0
+
+
+class SchedulerDriver:
+    """Adds, aborts and resets at random while steps run; checks every step against the shadow.
+
+    Sampled tokens are fixed by the request and the position, so that steps may overlap.
+    """
+
+    def __init__(self, case: CacheCase, seed: int, *, max_num_seqs: int = 4, threshold: int = 0) -> None:
+        self.case = case
+        self.rng = random.Random(seed)
+        self.plan = case.plan()
+        self.manager = case.manager()
+        config = SchedulerConfig(
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=case.max_num_batched_tokens,
+            long_prefill_token_threshold=threshold,
+            async_scheduling=case.batches_in_flight == 2,
+        )
+        self.scheduler = Scheduler(self.plan, self.manager, config)
+        self.view = BlockView(self.manager)
+        self.shadow = Shadow(case.rules, case.num_blocks)
+        self.prefix_ids = PrefixIds()
+        self.prompts = PromptSource(self.rng)
+        self.live: dict[str, Tracked] = {}
+        self.in_flight: list[SchedulerOutput] = []
+        self.holding: set[str] = set()
+        self.num_requests = 0
+        self.num_ops = 0
+        self.num_finished = 0
+
+    def run(self, num_steps: int, arrival_rate: float = 0.4) -> None:
+        """`num_steps` steps with arrivals and aborts, then without until all requests have ended."""
+        for _ in range(num_steps):
+            if self.rng.random() < arrival_rate and len(self.live) < 12:
+                self.add()
+            if self.live and self.rng.random() < 0.03:
+                self.abort()
+            if self.rng.random() < 0.02:
+                self.manager.reset_prefix_cache()
+            self.step()
+        self.drain()
+
+    def drain(self) -> None:
+        """Everybody ends: at least one token is computed in every few steps."""
+        idle = 0
+        while self.live:
+            idle = 0 if self.step() else idle + 1
+            waiting = [r.request_id for r in self.scheduler.waiting_requests()]
+            assert idle <= 2 * self.case.batches_in_flight, f"nothing runs, and {waiting} wait"
+        while self.in_flight:
+            self._settle()
+        self.step()
+        assert self.manager.num_free_blocks == self.plan.usable_blocks, "blocks are held when nothing runs"
+        assert self.manager.reset_prefix_cache()
+
+    def add(self) -> None:
+        salt = self.rng.choice([None, None, None, "tenant"])
+        prompt = self.prompts.prompt(LIMIT - 1)
+        max_tokens = self.rng.choice([1, 2, self.rng.randint(1, 40)])
+        request = Request(
+            f"r{self.num_requests}", prompt, max_tokens, cache_salt=salt, end_token_ids=(END_TOKEN,)
+        )
+        self.num_requests += 1
+        tokens = prompt + [self.rng.choice([0, 0, 1, 1, END_TOKEN]) for _ in range(max_tokens + 1)]
+        prefixes = self.prefix_ids.of(salt, tokens)
+        # A plan holds blocks for a request of the maximum length, so none of these may be refused.
+        self.scheduler.add_request(request)
+        self.live[request.request_id] = Tracked(request, salt, tokens, prefixes)
+
+    def abort(self) -> None:
+        request_id = self.rng.choice(list(self.live))
+        assert self.scheduler.abort(request_id)
+        assert not self.scheduler.abort(request_id)
+        del self.live[request_id]
+
+    def step(self) -> int:
+        """One call of `schedule`, and the results of the oldest step where no more may be in flight."""
+        output = self.scheduler.schedule()
+        self.num_ops += 1
+        for request_id in output.preempted:
+            self._preempted(request_id)
+        self._execute(output)
+        self.in_flight.append(output)
+        self.check()
+        # Overlapping steps: now and then the results come at once.
+        while self.in_flight and (
+            len(self.in_flight) >= self.case.batches_in_flight or not len(output) or self.rng.random() < 0.1
+        ):
+            self._settle()
+        return output.total_num_scheduled_tokens
+
+    def _preempted(self, request_id: str) -> None:
+        tracked = self.live[request_id]
+        tracked.tables, tracked.states = [], {}
+        # It must have come further than the last time it lost its blocks.
+        reached = tracked.request.num_tokens
+        tracked.fruitless_preemptions = 0 if reached > tracked.best else tracked.fruitless_preemptions + 1
+        tracked.best = max(tracked.best, reached)
+        assert tracked.fruitless_preemptions <= MAX_PREEMPTIONS_WITHOUT_PROGRESS, (
+            f"{request_id} was preempted {tracked.request.num_preemptions} times and gets nowhere"
+        )
+
+    def _execute(self, output: SchedulerOutput) -> None:
+        assert output.total_num_scheduled_tokens == output.num_scheduled.sum()
+        assert output.total_num_scheduled_tokens <= self.case.max_num_batched_tokens
+        assert len(set(output.request_ids.tolist())) == len(output)
+        assert (output.num_scheduled[: output.num_decodes] == 1).all()
+        assert not set(output.preempted) & set(output.request_ids), "a request lost its blocks and runs"
+        arrays = output.token_arrays(self.scheduler.table)
+        rows: list[StepRow] = []
+        for index, request_id in enumerate(output.request_ids.tolist()):
+            tracked = self.live[request_id]
+            start = int(output.num_computed[index])
+            stop = start + int(output.num_scheduled[index])
+            known = arrays.tokens[arrays.query_starts[index] : arrays.query_starts[index + 1]]
+            expected = np.array(tracked.tokens[start:stop])
+            assert ((known == expected) | (known < 0)).all(), "a row computes other tokens than its request's"
+            rows.append(self._row(tracked, start, stop))
+        copies = self.manager.take_block_copies()
+        self.shadow.copy(copies.sources, copies.targets)
+        self.shadow.run_step(rows)
+
+    def _row(self, tracked: Tracked, start: int, stop: int) -> StepRow:
+        request_id = tracked.request.request_id
+        tables = self.manager.get_block_ids(request_id)
+        states = self.view.state_blocks(request_id, start)
+        fresh = self.view.fresh_blocks(tables, states, tracked.tables, tracked.states, start)
+        self.shadow.poison(fresh)
+        tracked.tables, tracked.states = tables, states
+        return StepRow(tables, tracked.prefixes, start, stop, states)
+
+    def _settle(self) -> None:
+        output = self.in_flight.pop(0)
+        tokens = []
+        for index in output.sampling.tolist():
+            tracked = self.live.get(output.request_ids[index])
+            position = int(output.num_computed[index] + output.num_scheduled[index])
+            tokens.append(tracked.tokens[position] if tracked is not None else 0)
+        result = self.scheduler.update_from_output(output, np.array(tokens, np.int32))
+        for finished in result.finished:
+            tracked = self.live.pop(finished.request.request_id)
+            self.num_finished += 1
+            answer = finished.request.token_ids().tolist()
+            assert answer == tracked.tokens[: len(answer)]
+            if finished.reason == "stop":
+                assert answer[-1] == END_TOKEN
+            else:
+                assert len(answer) == min(len(tracked.tokens) - 1, LIMIT)
+            self.prompts.remember(answer)
+
+    def check(self) -> None:
+        self.manager.check_integrity()
+        # Requests that ended while a step was in flight hold their blocks until it reports.
+        self.holding = {key for key in self.holding | set(self.live) if self.view.holds(key)}
+        self.view.check_counts(sorted(self.holding))
