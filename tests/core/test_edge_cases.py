@@ -28,8 +28,8 @@ def test_a_prompt_of_16_then_17_hits_16_while_the_window_is_still_there() -> Non
 def test_a_window_of_8_serves_two_sharers_of_the_first_20_of_40() -> None:
     driver = Driver(make_cache([full(), window(8)]))
     driver.serve(seq(1, 40))
-    # vLLM misses the first sharer: it does not index blocks that sparse retention does not want. They are weak
-    # here, so they are found until their room is needed.
+    # vLLM misses the first sharer: it does not index blocks that sparse retention does not want. They are
+    # weak here, so they are found until their room is needed.
     assert driver.hit(seq(1, 20) + seq(2, 10)) == 20
 
 

@@ -25,7 +25,7 @@ def test_sha256_is_what_the_documentation_says() -> None:
     first = hashlib.sha256(ROOT + np.array(TOKENS[:4], "<i4").tobytes()).digest()
     second = hashlib.sha256(first + np.array(TOKENS[4:8], "<i4").tobytes()).digest()
     assert hashes(make_hasher("sha256", 4), TOKENS) == [first, second]
-    assert ROOT == hashlib.sha256(b"jaxkv prefix hash 1").digest()
+    assert hashlib.sha256(b"jaxkv prefix hash 1").digest() == ROOT
 
 
 def test_hashes_are_the_same_in_another_process(hasher: BlockHasher) -> None:
