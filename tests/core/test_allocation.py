@@ -73,7 +73,7 @@ def test_a_stale_hit_is_refused_and_a_surviving_one_renewed() -> None:
         ({"num_new_tokens": 4, "num_encoder_tokens": -2}, "num_encoder_tokens.*-2"),
     ],
 )
-def test_bad_counts_are_refused_with_their_limits(arguments: dict[str, int], named: str) -> None:
+def test_bad_counts_are_refused_with_their_limits(arguments: dict[str, Any], named: str) -> None:
     driver = many_kinds()
     before = snapshot(driver.cache)
     with pytest.raises(JaxkvError, match=named):

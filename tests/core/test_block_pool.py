@@ -132,5 +132,5 @@ def test_the_queue_survives_many_turns_of_its_ring() -> None:
 
 
 def test_a_pool_needs_a_block() -> None:
-    with pytest.raises(JaxkvError, match="num_blocks.*0"):
+    with pytest.raises(JaxkvError, match=r"num_blocks.*0"):
         BlockPool(0)

@@ -124,5 +124,5 @@ def test_no_two_of_many_random_blocks_collide(hasher: BlockHasher) -> None:
 def test_an_unknown_hash_is_refused_with_the_known_ones() -> None:
     with pytest.raises(JaxkvError, match=r"'md5'.*sha256, mix128"):
         make_hasher("md5", 4)
-    with pytest.raises(JaxkvError, match="hash_block_size.*0"):
+    with pytest.raises(JaxkvError, match=r"hash_block_size.*0"):
         make_hasher("sha256", 0)
