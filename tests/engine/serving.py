@@ -41,6 +41,7 @@ def tiny_plan(loaded: LoadedModel, num_blocks: int, *, batches_in_flight: int = 
         max_num_seqs=MAX_NUM_SEQS,
         batches_in_flight=batches_in_flight,
         num_gpu_blocks_override=num_blocks,
+        policy="unified",
     )
     return make_plan(loaded.cache_specs(BLOCK_SIZE), config, 2**30)
 
