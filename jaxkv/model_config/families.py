@@ -263,6 +263,6 @@ def family_of(config: Mapping[str, Any]) -> Family:
     raise JaxkvError(
         f"unknown architecture: looked for model_type (found {model_type!r}) and architectures (found "
         f"{named!r}); known values of model_type are {', '.join(sorted(FAMILIES))}. Of the keys that state a "
-        f"layer pattern ({', '.join(PATTERN_KEYS)}) the file has {', '.join(stated) or 'none'}; what its layers "
-        f"keep can be given with --layers FILE"
+        f"layer pattern ({', '.join(PATTERN_KEYS)}) the file has {', '.join(stated) or 'none'}; what its "
+        f"layers keep can be given with --layers FILE"
     )

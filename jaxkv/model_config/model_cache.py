@@ -77,14 +77,12 @@ class ModelCache:
 
     def replication(self, tensor_parallel: int) -> tuple[str, ...]:
         """What every chip holds a copy of, one sentence each."""
-        notes = []
         heads = {c.num_kv_heads for c in self.caches.values() if isinstance(c, AttentionCache)}
-        for count in sorted(heads):
-            if count < tensor_parallel:
-                notes.append(
-                    f"{count} KV heads on {tensor_parallel} chips: each is replicated on "
-                    f"{tensor_parallel // count}"
-                )
+        notes = [
+            f"{count} KV heads on {tensor_parallel} chips: each is replicated on {tensor_parallel // count}"
+            for count in sorted(heads)
+            if count < tensor_parallel
+        ]
         if tensor_parallel > 1 and any(isinstance(c, LatentCache) for c in self.caches.values()):
             notes.append(
                 f"the latent cache has no heads to divide: replicated on all {tensor_parallel} chips"

@@ -7,14 +7,14 @@ def split_evenly(what: str, count: int, tensor_parallel: int) -> int:
     """`count` divided among the chips. Raises JaxkvError where it does not divide."""
     if count % tensor_parallel:
         raise JaxkvError(
-            f"tensor_parallel {tensor_parallel} does not divide {what}: {count} heads or channels; choose one "
-            f"of {', '.join(map(str, divisors(count)))}"
+            f"tensor_parallel {tensor_parallel} does not divide {what}: {count} heads or channels; choose "
+            f"one of {', '.join(map(str, divisors(count)))}"
         )
     return count // tensor_parallel
 
 
 def replicated_heads(num_heads: int, num_kv_heads: int, tensor_parallel: int) -> int:
-    """KV heads (or groups of channels) on one chip: a share of them, or one that several chips copy.
+    """KV heads (or groups of channels) on one chip: a share of them, or one that several chips replicate.
 
     Raises JaxkvError where the chips divide neither the heads nor the KV heads into equal parts.
     """
@@ -29,8 +29,9 @@ def replicated_heads(num_heads: int, num_kv_heads: int, tensor_parallel: int) ->
         return 1
     fitting = [n for n in divisors(num_heads) if num_kv_heads % n == 0 or n % num_kv_heads == 0]
     raise JaxkvError(
-        f"tensor_parallel {tensor_parallel} neither divides {num_kv_heads} KV heads nor is a multiple of them, "
-        f"so they can neither be shared out nor be replicated evenly; choose one of {', '.join(map(str, fitting))}"
+        f"tensor_parallel {tensor_parallel} neither divides {num_kv_heads} KV heads nor is a multiple of "
+        "them, so they can neither be shared out nor be replicated evenly; choose one of "
+        f"{', '.join(map(str, fitting))}"
     )
 
 

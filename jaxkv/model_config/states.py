@@ -27,7 +27,7 @@ def mamba1(config: TextConfig) -> StateCache:
 
 
 def mamba2(config: TextConfig) -> StateCache:
-    """Bamba, Codestral Mamba, Falcon-H1, Granite 4, Nemotron-H, Zamba2: heads of channels, B and C by group."""
+    """Bamba, Codestral Mamba, Falcon-H1, Granite 4, Nemotron-H, Zamba2: B and C come by groups of heads."""
     head_size = config.integer("mamba_d_head", "mamba_head_dim", "mamba_headdim", "head_dim")
     num_heads = config.optional_integer("mamba_n_heads", "mamba_num_heads", "n_mamba_heads", "num_heads")
     if num_heads is None:

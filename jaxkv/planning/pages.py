@@ -44,9 +44,7 @@ def aligned(spec: KVCacheSpec, alignment: int) -> KVCacheSpec:
 
 
 def aligned_group(group: CacheGroup, alignment: int) -> CacheGroup:
-    """The group with every layer's page (of a spread state: all its pages) raised to a multiple of `alignment`
-    bytes.
-    """
+    """The group with every layer's page (all pages of a spread state) raised to a multiple of `alignment`."""
     return CacheGroup(
         layer_names=group.layer_names,
         spec=aligned(group.spec, alignment),

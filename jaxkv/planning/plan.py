@@ -168,7 +168,7 @@ def blocks_per_request(groups: Iterable[CacheGroup], limits: RequestLimits) -> t
 
 
 def slots_of(group: CacheGroup, index: int, page_size_bytes: int) -> int:
-    """Pages that layer number `index` of the group takes: of each block, or of each state where that is spread.
+    """Pages that layer number `index` of the group takes: of each block, or of each state that is spread.
 
     One, but where the layers of a plan have pages of different sizes (then the plan's page is a common
     divisor), or a state is larger than a page, it is that many pages in a row.
@@ -194,6 +194,8 @@ class PlanConfig:
       `unified`; vLLM does so where its layout has the block outermost).
     align_hybrid_blocks: first let the attention layers' block grow until its page covers the largest
       recurrent state (policy `unified`, models read from a config file).
+    max_block_growth: how many times larger than asked for an attention block may become so that its page
+      fills whole tiles (policy `split`). Less keeps hits fine where pages are small.
     num_gpu_blocks_override: the number of blocks, whatever the memory would give.
     """
 
@@ -215,6 +217,7 @@ class PlanConfig:
     pack_mixed_pages: bool = False
     align_hybrid_blocks: bool = False
     auto_fit_max_model_len: bool = False
+    max_block_growth: int = 16
     num_gpu_blocks_override: int | None = None
 
     def __post_init__(self) -> None:
@@ -230,6 +233,7 @@ class PlanConfig:
             "decode_context_parallel_size": 1,
             "prefix_match_unit": 1,
             "page_alignment_bytes": 1,
+            "max_block_growth": 1,
             "num_gpu_blocks_override": 2,
         }
         for name, least in at_least.items():

@@ -48,6 +48,7 @@ def search_case(layers: Layers, config: PlanConfig) -> SearchCase:
         growing=tuple(bucket for bucket in buckets if not is_fixed(bucket.spec)),
         fixed=tuple(bucket for bucket in buckets if is_fixed(bucket.spec)),
         alignment=_alignment(layers, config),
+        max_growth=config.max_block_growth,
         limits=config.limits,
     )
 

@@ -1,14 +1,14 @@
 """The search of policy `split`: which page and which group size lose least.
 
-Candidates. A page is a block of one attention layer, times 1, 2, 4, 8 or 16, raised to the alignment; it holds
-at least one block of every attention layer. In a page, kinds with fewer bytes a token get more tokens: the most
-that fit, as a whole multiple of the block of the kind before (by bytes a token, largest first), so that block
-sizes divide each other. The group size is any number of layers up to the largest kind's count.
+Candidates. A page is a block of one attention layer, times 1, 2, 4, 8 or 16, raised to the alignment; it
+holds at least one block of every attention layer. In a page, kinds with fewer bytes a token get more tokens:
+the most that fit, as a whole multiple of the block of the kind before (by bytes a token, largest first), so
+that block sizes divide each other. The group size is any number of layers up to the largest kind's count.
 
 Cost. The mean, over requests of REFERENCE_LENGTHS tokens, of the share of the bytes held that the layout
-loses (padding and unused ends of blocks), plus GROUP_COST for every group. The lengths are one past a multiple
-of every block, where the last block is emptiest: larger blocks pay for what they hold too much. Plans with
-more than MAX_GROUPS groups are taken only where there is no other.
+loses (padding and unused ends of blocks), plus GROUP_COST for every group. The lengths are one past a
+multiple of every block, where the last block is emptiest: larger blocks pay for what they hold too much.
+Plans with more than MAX_GROUPS groups are taken only where there is no other.
 
 Why groups cost little: groups of equal specs are served by one manager, so the host's work hardly grows with
 their number; but each has a block table of its own on the device.
@@ -38,13 +38,19 @@ PAGE_MULTIPLES = (1, 2, 4, 8, 16)
 class SearchCase(NamedTuple):
     """growing: layers with a cache a token, by spec; fixed: layers with a state or ring of fixed size.
 
-    alignment: bytes that a page must be a multiple of.
+    alignment: bytes that a page must be a multiple of. max_growth: the largest of PAGE_MULTIPLES to try.
     """
 
     growing: tuple[Bucket, ...]
     fixed: tuple[Bucket, ...]
     alignment: int
     limits: RequestLimits
+    max_growth: int = PAGE_MULTIPLES[-1]
+
+    @property
+    def multiples(self) -> list[int]:
+        """How many times larger blocks may be."""
+        return [multiple for multiple in PAGE_MULTIPLES if multiple <= self.max_growth]
 
     @property
     def lengths(self) -> tuple[int, ...]:
@@ -101,7 +107,7 @@ def pages(case: SearchCase) -> list[int]:
     buckets = case.growing or case.fixed
     sizes = {bucket.spec.unpadded_page_size_bytes for bucket in buckets}
     least = max(sizes) if case.growing else 1
-    multiples = PAGE_MULTIPLES if case.growing else (1,)
+    multiples = case.multiples if case.growing else [1]
     raised = {cdiv(size * m, case.alignment) * case.alignment for size in sizes for m in multiples}
     return sorted(page for page in raised if page >= least)
 
@@ -137,7 +143,7 @@ def best_side_by_side(case: SearchCase) -> SideBySide | None:
     if case.fixed or len({bucket.spec.page_size_bytes for bucket in case.growing}) == 1:
         return None
     candidates = []
-    for multiple in PAGE_MULTIPLES:
+    for multiple in case.multiples:
         lost = 0.0
         for length in case.lengths:
             held = needed = 0

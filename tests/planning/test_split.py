@@ -1,5 +1,5 @@
 from collections.abc import Iterator
-from itertools import product
+from itertools import pairwise, product
 
 import pytest
 from hypothesis import given, settings
@@ -184,7 +184,7 @@ def plans_by_hand(
         options = [range(1, min(page // s, 8) + 1) for s in sizes]
         for factors in product(*options):
             ordered = sorted(factors)
-            if any(large % small for small, large in zip(ordered, ordered[1:], strict=False)):
+            if any(large % small for small, large in pairwise(ordered)):
                 continue
             for group_size in range(1, max(count for count, _ in growing) + 1):
                 groups = []
