@@ -42,7 +42,7 @@ class FullFinder(Finder):
         self._hashes = hashes
         scale = manager.hashes_per_block
         keys = hashes if scale == 1 else hashes[scale - 1 :: scale]
-        self._run = manager.index.run(keys, len(keys))
+        self._run = manager.index.run(keys)
 
     def longest(self, limit: int) -> int:
         margin = self._manager.eagle_margin
@@ -65,4 +65,4 @@ class FullFinder(Finder):
         copy_from = -1
         if length % self._manager.block_size:
             copy_from = find_inside(self._manager, self._hashes, whole, length).leader
-        return HitPart(0, np.array(self._run[:whole], np.int32), copy_from, length)
+        return HitPart(0, np.fromiter(self._run, np.int32, whole), copy_from, length)

@@ -1,7 +1,6 @@
 """From hashes to cached units, for one manager."""
 
 import contextlib
-import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -93,12 +92,12 @@ class PrefixIndex:
             return None
         return next((leader for leader, ready_step in found if ready_step <= step), NOT_READY)
 
-    def run(self, hashes: list[bytes], stop: int) -> list[int]:
-        """Leaders of the leading hashes that are all cached, at most `stop`."""
+    def run(self, hashes: list[bytes]) -> list[int]:
+        """Leaders of the leading hashes that are all cached."""
         found: list[int] = []
         # The first hash that is not cached ends the run; what was found before it stays in the list.
         with contextlib.suppress(KeyError):
-            found.extend(map(self.units.__getitem__, itertools.islice(hashes, stop)))
+            found.extend(map(self.units.__getitem__, hashes))
         return found
 
     def _remove_partial(self, leader: int) -> None:

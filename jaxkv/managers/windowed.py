@@ -29,6 +29,8 @@ class WindowedFinder(Finder):
         self._hashes = hashes
         fine = manager.context.fine_grained
         self._step = manager.context.hash_block_size if fine else manager.block_size
+        # An answer found before: a coordinator asks for the same length again.
+        self._found = 0
 
     def longest(self, limit: int) -> int:
         manager, hashes = self._manager, self._hashes
@@ -37,7 +39,7 @@ class WindowedFinder(Finder):
         length = self._candidate(limit)
         while length > 0:
             first = manager.first_needed(length)
-            if first >= length and not margin:
+            if length == self._found or (first >= length and not margin):
                 return length
             # From the left: the further left a block is missing, the more lengths that rules out.
             stop = (length + margin) // size
@@ -49,6 +51,7 @@ class WindowedFinder(Finder):
             else:
                 covered = self._covered(stop, length + margin)
                 if covered == length + margin:
+                    self._found = length
                     return length
             length = self._candidate(max(covered - margin, manager.free_boundary(length - 1)))
         return 0
