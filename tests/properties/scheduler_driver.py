@@ -167,7 +167,7 @@ class SchedulerDriver:
         output = self.in_flight.pop(0)
         tokens = []
         for index in output.sampling.tolist():
-            tracked = self.live.get(output.request_ids[index])
+            tracked = self.live.get(str(output.request_ids[index]))
             position = int(output.num_computed[index] + output.num_scheduled[index])
             tokens.append(tracked.tokens[position] if tracked is not None else 0)
         result = self.scheduler.update_from_output(output, np.array(tokens, np.int32))
