@@ -9,20 +9,20 @@ import jax
 from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-ACCELERATOR_TYPES = {"v5e": "v5litepod-1", "v6e": "v6e-1", "tpu7x": "tpu7x-2"}
+_ACCELERATOR_TYPES = {"v5e": "v5litepod-1", "v6e": "v6e-1", "tpu7x": "tpu7x-2"}
 _TOPOLOGIES = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "tpu7x": "tpu7x:1x1x1"}
 
 
 @cache
-def tpu_sharding(chip: str) -> NamedSharding:
-    """A sharding that places an array on one described device of `chip`. Raises ValueError for an unknown chip."""
+def tpu_mesh(chip: str) -> Mesh:
+    """A mesh of one described device of `chip`. Raises ValueError for an unknown chip."""
     if chip not in _TOPOLOGIES:
         raise ValueError(f"unknown chip {chip!r}, known: {', '.join(_TOPOLOGIES)}")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
-    os.environ.setdefault("TPU_ACCELERATOR_TYPE", ACCELERATOR_TYPES[chip])
+    os.environ.setdefault("TPU_ACCELERATOR_TYPE", _ACCELERATOR_TYPES[chip])
     described = topologies.get_topology_desc(_TOPOLOGIES[chip], platform="tpu")
-    return NamedSharding(Mesh(described.devices[:1], ("device",)), PartitionSpec())
+    return Mesh(described.devices[:1], ("device",))
 
 
 def compile_for_tpu(
@@ -32,10 +32,11 @@ def compile_for_tpu(
 
     `arguments` are pytrees of arrays or `jax.ShapeDtypeStruct`; `donate` is the index of a donated one.
     """
-    sharding = tpu_sharding(chip)
+    mesh = tpu_mesh(chip)
+    everywhere = NamedSharding(mesh, PartitionSpec())
     placed = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tuple(arguments)
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), tuple(arguments)
     )
     jitted = jax.jit(function, donate_argnums=() if donate is None else (donate,))
-    with jax.set_mesh(sharding.mesh):
+    with jax.set_mesh(mesh):
         return jitted.lower(*placed).compile()

@@ -11,7 +11,8 @@ class RaggedBatch:
     """The tokens of a step, all int32, shared by every group of layers.
 
     T and S are bucket sizes; real tokens and sequences come first, padding after them. Sequences are ordered:
-    the first `num_decodes` have exactly one query token (so token i belongs to sequence i), then prefill chunks.
+    the first `num_decodes` have exactly one query token (so token i belongs to sequence i), then prefill
+    chunks.
     The queries of a sequence are its last `query_starts[s+1] - query_starts[s]` positions.
 
     positions     `[T]`   position of a token in its sequence
@@ -20,8 +21,8 @@ class RaggedBatch:
     seq_lens      `[S]`   tokens of the sequence, this step's included; 0 for padding rows
     num_decodes   `[]`    sequences with one query token, at the front
     num_seqs      `[]`    sequences in all
-    decode_only   whether there are no prefill chunks (num_decodes equals num_seqs), known when compiling: what
-                  would serve them is left out
+    decode_only   whether there are no prefill chunks (num_decodes equals num_seqs), known when compiling:
+                  what would serve them is left out
     """
 
     positions: jax.Array
@@ -41,8 +42,8 @@ class GroupTable:
     block_ids    `[S, W]` entry i of row s is the id of block `first_block[s] + i` of the sequence
     first_block  `[S]`    index of the first block the row holds; blocks before it are forgotten
 
-    Entries past a row's live blocks may hold anything in range (0, the null block, by custom). Ids are trusted:
-    the host checks them before a step.
+    Entries past a row's live blocks may hold anything in range (0, the null block, by custom). Ids are
+    trusted: the host checks them before a step.
     """
 
     block_ids: jax.Array

@@ -1,10 +1,10 @@
 """The words of an attention page: the one place that knows where a token's K and V are.
 
-A pool is `uint32[num_pages, page_rows, 128]`. Read in row-major order, the first `used_words` words of a page hold
-the K and V of `block_size` tokens of one layer, the rest is padding that nobody reads:
+A pool is `uint32[num_pages, page_rows, 128]`. Read in row-major order, the first `used_words` words of a page
+hold the K and V of `block_size` tokens of one layer, the rest is padding that nobody reads:
 
 - bfloat16: one word is (K element, V element) of one token, head and lane: `V bits << 16 | K bits`, at
-  `(head * block_size + token) * head_size + lane`. Writing a token writes whole words, so it never reads back.
+  `(head * block_size + token) * head_size + lane`. A token is whole words, so writing it never reads back.
 - float32: each head has a K plane followed by a V plane; the word of plane p (0 K, 1 V) is at
   `((head * 2 + p) * block_size + token) * head_size + lane`.
 
@@ -34,8 +34,8 @@ class KeysValues(NamedTuple):
 class AttentionPageLayout:
     """Shape of one layer's page. Hashable, so it can be a static argument of a jitted function.
 
-    `dtype` is "bfloat16" or "float32"; `page_rows` is the number of 128-word rows of every page of the pool, a
-    multiple of 8. Raises ValueError for a value that is out of range and for a page that is too small.
+    `dtype` is "bfloat16" or "float32"; `page_rows` is the number of 128-word rows of every page of the pool,
+    a multiple of 8. Raises ValueError for a value that is out of range and for a page that is too small.
     """
 
     block_size: int
@@ -55,8 +55,9 @@ class AttentionPageLayout:
             raise ValueError(f"page_rows must be a multiple of {TILE_ROWS}, got {self.page_rows}")
         if self.used_words > self.page_rows * LANES:
             raise ValueError(
-                f"a page of {self.block_size} tokens, {self.num_kv_heads} KV heads of {self.head_size} in {self.dtype} "
-                f"needs {self.used_words} words, page_rows={self.page_rows} has {self.page_rows * LANES}"
+                f"a page of {self.block_size} tokens, {self.num_kv_heads} KV heads of {self.head_size} in "
+                f"{self.dtype} needs {self.used_words} words, "
+                f"page_rows={self.page_rows} has {self.page_rows * LANES}"
             )
 
     @classmethod
@@ -93,7 +94,7 @@ class AttentionPageLayout:
 
     @property
     def rows_are_whole(self) -> bool:
-        """Whether every token of every plane fills whole rows of 128 words (head_size is a multiple of 128)."""
+        """Whether a token of a plane fills whole rows of 128 words (head_size is a multiple of 128)."""
         return self.head_size % LANES == 0
 
     def pack_tokens(self, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -106,7 +107,7 @@ class AttentionPageLayout:
         return (low | (high << 16))[:, :, None, :]
 
     def unpack_page(self, words: jax.Array) -> KeysValues:
-        """K and V of whole pages: `uint32[..., page_rows, 128]` -> float32 `[..., Hkv, block_size, D]` each."""
+        """K and V of pages `uint32[..., page_rows, 128]`, float32 `[..., Hkv, block_size, D]` each."""
         lead = words.shape[:-2]
         flat = words.reshape(*lead, self.page_rows * LANES)[..., : self.used_words]
         planes = flat.reshape(*lead, self.num_kv_heads, self.planes, self.block_size, self.head_size)
@@ -121,5 +122,5 @@ def float_of(words: jax.Array) -> jax.Array:
 
 
 def unpack_pair(words: jax.Array) -> KeysValues:
-    """K (low half) and V (high half) of bfloat16 pairs, as float32 of the same shape. A bf16 is a float32's top."""
+    """K (low half) and V (high half) of bfloat16 pairs, as float32: a bfloat16 is the top half of one."""
     return KeysValues(float_of(words << 16), float_of(words & jnp.uint32(0xFFFF0000)))

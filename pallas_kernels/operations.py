@@ -81,12 +81,13 @@ def paged_attention(
     softcap: float | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Attention of this step's queries over the pages of their sequences, decodes and prefill chunks in one call.
+    """Attention of this step's queries over their sequences' pages, decodes and prefill chunks in one call.
 
-    `q [T, Hq, D]` with Hq a multiple of the layout's KV heads, query head i reading KV head `i // (Hq / Hkv)`;
-    `pages uint32[num_pages, page_rows, 128]`, already holding this step's K and V (`write_kv`). Returns
-    `[T, Hq, D]` in q's dtype, zeros for padding tokens; sums are float32. `implementation` is "reference", "xla" or
-    "pallas_tpu" (None: the platform's). Raises ValueError where shapes disagree.
+    `q [T, Hq, D]` with Hq a multiple of the layout's KV heads, query head i reading KV head
+    `i // (Hq / Hkv)`; `pages uint32[num_pages, page_rows, 128]`, already holding this step's K and V
+    (`write_kv`). Returns `[T, Hq, D]` in q's dtype, zeros for padding tokens; sums are float32.
+    `implementation` is "reference", "xla" or "pallas_tpu" (None: the platform's). Raises ValueError where
+    shapes disagree.
     """
     settings = AttentionSettings(
         layout=layout,
@@ -118,8 +119,8 @@ def write_kv(
 ) -> jax.Array:
     """The pool with this step's K and V written to one layer's pages; in place where `pages` is donated.
 
-    `k, v [T, Hkv, D]`, rounded to the layout's dtype. Padding tokens are never written. Raises ValueError where
-    shapes disagree.
+    `k, v [T, Hkv, D]`, rounded to the layout's dtype. Padding tokens are never written. Raises ValueError
+    where shapes disagree.
     """
     settings = AttentionSettings(layout=layout, layer_slot=layer_slot, layer_slots=layer_slots)
     _check_pool(pages, layout)

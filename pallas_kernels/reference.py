@@ -1,4 +1,4 @@
-"""The plain form: one dense mask over every slot of every table, in float32. Slow, short, and what the others must equal."""
+"""The plain form: one dense mask over every slot of every table, in float32. What the others must equal."""
 
 import jax
 import jax.numpy as jnp

@@ -12,8 +12,8 @@ class AttentionSettings:
     """One layer's attention: where its pages are and what is computed over them.
 
     `layer_slot` is an int, or a traced int32 scalar where layers are scanned; page of block b is
-    `b * layer_slots + layer_slot`. A token sees the last `sliding_window` positions, its own included (None: all).
-    `softcap` c makes scores `c * tanh(score / c)` after `scale`.
+    `b * layer_slots + layer_slot`. A token sees the last `sliding_window` positions, its own included (None:
+    all). `softcap` c makes scores `c * tanh(score / c)` after `scale`.
     """
 
     layout: AttentionPageLayout

@@ -1,4 +1,4 @@
-"""Paged attention on a TPU: queries cut into tiles, the kernel called once for decodes and once for prefill."""
+"""Paged attention on a TPU: queries cut into tiles, the kernel called for decodes and for prefill."""
 
 from typing import Any
 
@@ -10,8 +10,14 @@ from pallas_kernels.layout import LANES
 from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu.chunk_math import ChunkMath
 from pallas_kernels.tpu.kernel import KernelPlan, KernelScalars, attend_tiles
-from pallas_kernels.tpu.tiles import TiledQueries, TileSchedule, decode_tiles, merge_tiles, prefill_tiles
-
+from pallas_kernels.tpu.tiles import (
+    TiledQueries,
+    TileSchedule,
+    decode_tiles,
+    merge_tiles,
+    prefill_tiles,
+    untile_decodes,
+)
 
 CHUNK_BYTES = 2 << 20  # of one of the two page buffers
 DECODE_CHUNK = 1024  # tokens
@@ -43,6 +49,8 @@ def paged_attention_tpu(
         return attend_tiles(scalars, tiles.q, pages, plan, interpret=interpret)
 
     decoded = attend(decode_tiles(queries, batch, heads, row_multiple), DECODE_CHUNK)
+    if batch.decode_only:
+        return untile_decodes(decoded, batch, group).astype(q.dtype)
     prefilled = attend(prefill_tiles(queries, batch, heads, size, row_multiple), PREFILL_CHUNK)
     return merge_tiles(decoded, prefilled, batch, size, group).astype(q.dtype)
 

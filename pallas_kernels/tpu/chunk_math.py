@@ -1,4 +1,4 @@
-"""What a TPU kernel does with a chunk of pages in VMEM: unpack words, score, and add to the running softmax."""
+"""What a TPU kernel does with a chunk of pages in VMEM: unpack words, score, add to the running softmax."""
 
 from dataclasses import dataclass
 
@@ -25,8 +25,9 @@ class ChunkMath:
     def add_chunk(self, q_ref, buffer, softmax, *, first_position, query_position, start, stop) -> None:
         """Adds the chunk in `buffer [blocks, rows, 128]`, whose first slot is `first_position`.
 
-        `q_ref [Hkv, rows, D]`: row r is query `r // group` of the tile, at `query_position + r // group`. Slots
-        outside [start, stop) may hold anything. `softmax` is (top, total `[Hkv, rows, 128]`, weighted `[Hkv, rows, D]`).
+        `q_ref [Hkv, rows, D]`: row r is query `r // group` of the tile, at `query_position + r // group`.
+        Slots outside [start, stop) may hold anything. `softmax` is three float32 refs: top and total
+        `[Hkv, rows, 128]` (all lanes equal), weighted `[Hkv, rows, D]`.
         """
         tokens = buffer.shape[0] * self.layout.block_size
 

@@ -1,7 +1,7 @@
 """The attention kernel and its call: tiles of queries over chunks of pages.
 
-The grid walks the tiles. A tile's pages come in chunks, by one DMA a page, live pages only, into two buffers: the
-next chunk, of this tile or of the next one, is on its way while the current one is computed.
+The grid walks the tiles. A tile's pages come in chunks, by one DMA a page, live pages only, into two buffers:
+the next chunk, of this tile or of the next one, is on its way while the current one is computed.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from pallas_kernels.tpu.chunk_math import HIDDEN, ChunkMath
 
 @dataclass(frozen=True, kw_only=True)
 class KernelPlan:
-    """Static sizes of one call: `blocks` of a chunk, entries in a row of the table, layer slots of the pool."""
+    """Static sizes of one call: blocks of a chunk, entries in a row of the table, layer slots of the pool."""
 
     math: ChunkMath
     blocks: int
@@ -46,7 +46,7 @@ class KernelScalars(NamedTuple):
 def attend_tiles(
     scalars: KernelScalars, q: jax.Array, pages: jax.Array, plan: KernelPlan, *, interpret: Any = False
 ) -> jax.Array:
-    """Attention of tiles `q [N, Hkv, rows, D]`, float32 of that shape; tiles that are not live are not written."""
+    """Attention of tiles `q [N, Hkv, rows, D]`, float32 of that shape; only live tiles are written."""
     count, heads, rows, head_size = q.shape
     used_rows = plan.math.layout.used_words // LANES
     # Tiles that are not live all ask for the last live tile's block, so nothing is copied for them.
@@ -92,7 +92,7 @@ def _kernel(
     slot_ref,
     semaphores,
 ) -> None:
-    """One tile. `slot_ref` says which buffer its first chunk is in; tile 0 fetches its own, later ones find theirs."""
+    """One tile. `slot_ref` names the buffer of its first chunk, which the tile before has fetched."""
     tile, tiles = pl.program_id(0), pl.num_programs(0)
     block_size = plan.math.layout.block_size
 

@@ -11,7 +11,7 @@ from pallas_kernels.batch import RaggedBatch
 class TileSchedule(NamedTuple):
     """What each tile computes, int32 `[N]`; live tiles come first.
 
-    `seq` is the sequence, `position` that of the tile's first query, `num_queries` how many it has (0: nothing to do).
+    `seq` is the sequence, `position` that of the tile's first query, `num_queries` how many there are (or 0).
     """
 
     seq: jax.Array
@@ -58,26 +58,29 @@ def prefill_tiles(q: jax.Array, batch: RaggedBatch, heads: int, size: int, row_m
     return TiledQueries(_pad_rows(tiled, row_multiple), TileSchedule(seq, position, count))
 
 
+def untile_decodes(decoded: jax.Array, batch: RaggedBatch, group: int) -> jax.Array:
+    """Results `[S, Hkv, rows, D]` of decode tiles in token order `[T, Hkv * group, D]`, else 0."""
+    rows, heads, _, head_size = decoded.shape
+    seq = jnp.minimum(batch.seq_ids, rows - 1)
+    out = decoded[seq, :, :group].reshape(seq.shape[0], heads * group, head_size)
+    return jnp.where((batch.seq_ids < batch.num_decodes)[:, None, None], out, 0)
+
+
 def merge_tiles(
     decoded: jax.Array, prefilled: jax.Array, batch: RaggedBatch, size: int, group: int
 ) -> jax.Array:
-    """Results `[N, Hkv, rows, D]` of both kinds of tiles in token order, `[T, Hkv * group, D]`; zeros for padding."""
+    """Results `[N, Hkv, rows, D]` of both kinds in token order, `[T, Hkv * group, D]`, 0 for padding."""
+    rows, heads, _, head_size = decoded.shape
     tokens = batch.positions.shape[0]
-    heads, head_size = decoded.shape[1], decoded.shape[3]
-    shape = tokens, heads * group, head_size
-    rows = batch.seq_lens.shape[0]
     seq = jnp.minimum(batch.seq_ids, rows - 1)
-    one = decoded[seq, :, :group].reshape(shape)
-
     per_sequence = _tiles_of_sequences(batch, size)
     offset = jnp.arange(tokens) - batch.query_starts[seq]
-    tile = jnp.clip(
-        (jnp.cumsum(per_sequence) - per_sequence)[seq] + offset // size, 0, prefilled.shape[0] - 1
-    )
+    tile = (jnp.cumsum(per_sequence) - per_sequence)[seq] + offset // size
     by_token = prefilled[:, :, : size * group].reshape(-1, heads, size, group, head_size)
-    many = by_token[tile, :, offset % size].reshape(shape)
-    merged = jnp.where((seq < batch.num_decodes)[:, None, None], one, many)
-    return jnp.where((batch.seq_ids < rows)[:, None, None], merged, 0)
+    many = by_token[jnp.clip(tile, 0, by_token.shape[0] - 1), :, offset % size]
+    in_prefill = (batch.seq_ids >= batch.num_decodes) & (batch.seq_ids < rows)
+    many = many.reshape(tokens, heads * group, head_size)
+    return jnp.where(in_prefill[:, None, None], many, untile_decodes(decoded, batch, group))
 
 
 def _tiles_of_sequences(batch: RaggedBatch, size: int) -> jax.Array:

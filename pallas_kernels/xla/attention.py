@@ -1,8 +1,8 @@
 """Paged attention in plain XLA: loops with dynamic bounds over live blocks only.
 
-Decodes: one sequence after another; its live blocks (a window layer: the window's) in runs of a large chunk, what is
-left in small chunks. Prefill: tiles of queries, each over the chunks its queries can see. No shape depends on a
-length, so nothing compiles again when lengths change.
+Decodes: one sequence after another; its live blocks (a window layer: the window's) in large chunks, then
+what is left in small ones. Prefill: tiles of queries, each over the chunks its queries can see. No shape
+depends on a length, so nothing compiles again when lengths change.
 """
 
 from functools import partial
@@ -31,7 +31,7 @@ class _Span(NamedTuple):
 
 
 class _Tile(NamedTuple):
-    """Scaled queries float32 `[Hkv, R, D]`; row r sees positions in (`after[r]`, `until[r]`], or all of the span."""
+    """Scaled float32 queries `[Hkv, R, D]`; row r sees (`after[r]`, `until[r]`], or with None the span."""
 
     q: jax.Array
     after: jax.Array | None
@@ -134,7 +134,7 @@ def _attend_span(
     settings: AttentionSettings,
     chunks: list[int],
 ) -> jax.Array:
-    """Attention of a tile over a span, `[Hkv, R, D]`: chunks of `chunks[0]` blocks while they fit, then of the next."""
+    """Attention of a tile over a span, `[Hkv, R, D]`; `chunks` are sizes in blocks, largest first."""
     block_size = settings.layout.block_size
     first_block = table.first_block[span.seq]
     entry = span.start // block_size - first_block
@@ -162,7 +162,7 @@ def _attend_entries(
     blocks: int,
     state: Softmax,
 ) -> Softmax:
-    """Adds the `blocks` table entries from `entry` on. Near the table's end the slice starts earlier, and is masked."""
+    """Adds `blocks` table entries from `entry` on. Near the table's end the slice starts earlier, masked."""
     layout = settings.layout
     base = jnp.minimum(entry, table.block_ids.shape[1] - blocks)
     ids = lax.dynamic_slice(table.block_ids, (span.seq, base), (1, blocks))[0]

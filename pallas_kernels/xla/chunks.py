@@ -13,7 +13,7 @@ HIDDEN = -1e30  # a masked score: exp gives 0, and a difference of two of them i
 
 
 class Softmax(NamedTuple):
-    """A softmax under way over rows of scores: `top`, `total` float32 `[Hkv, R]`, `weighted` float32 `[Hkv, R, D]`."""
+    """A softmax under way, float32: `top`, `total` `[Hkv, R]` and `weighted` `[Hkv, R, D]`."""
 
     top: jax.Array
     total: jax.Array
@@ -47,8 +47,8 @@ def gather_blocks(
 
     V of slots outside `live` is 0: a weight of 0 would not hide a NaN there.
 
-    XLA's CPU copies at memory speed only while the gather keeps its own shape, so unpacking and hiding happen in
-    that shape and a barrier keeps the later reshape (no copy) from being fused into the loop: 5 times faster.
+    XLA's CPU copies at memory speed only while the gather keeps its own shape, so unpacking and hiding happen
+    in that shape and a barrier keeps the later reshape (no copy) out of the loop: 5 times faster.
     """
     shape = layout.num_kv_heads, -1, layout.head_size
     planes = [_gather_plane(pages, page_ids, layout, plane) for plane in range(layout.planes)]
@@ -63,7 +63,7 @@ def gather_blocks(
 
 
 def _token_of_word(blocks: int, window: tuple[int, ...], layout: AttentionPageLayout) -> jax.Array:
-    """Which token of a gathered run a word belongs to: int32 `[blocks, *window]`, trailing axes of 1 where equal."""
+    """Which token of a gathered run a word belongs to, int32, broadcasts to `[blocks, *window]`."""
     if layout.rows_are_whole:
         in_block = jnp.arange(window[0], dtype=jnp.int32)[:, None] // (layout.head_size // LANES)
     else:
@@ -75,7 +75,7 @@ def _token_of_word(blocks: int, window: tuple[int, ...], layout: AttentionPageLa
 def _gather_plane(
     pages: jax.Array, page_ids: jax.Array, layout: AttentionPageLayout, plane: int
 ) -> jax.Array:
-    """Words of one plane of every head: `uint32[Hkv, N, ...]`, `plane_words` words in the one or two last axes."""
+    """Words of one plane of every head: `uint32[Hkv, N, ...]`, `plane_words` words in the axes after N."""
     heads, words = layout.num_kv_heads, layout.plane_words
     if words % LANES == 0:
         operand, unit, window = pages, words // LANES, (words // LANES, LANES)
@@ -107,7 +107,7 @@ def attend_chunk(
         scores = settings.softcap * jnp.tanh(scores / settings.softcap)
     scores = jnp.where(visible, scores, HIDDEN)
     top = jnp.maximum(state.top, scores.max(axis=-1))
-    # Where a row has seen nothing yet, its masked scores weigh exp(0); the first visible one shrinks that to 0.
+    # A row that has seen nothing yet gives masked scores exp(0); the first visible one shrinks that to 0.
     weights = jnp.exp(scores - top[..., None])
     shrink = jnp.exp(state.top - top)
     return Softmax(
@@ -118,7 +118,7 @@ def attend_chunk(
 
 
 def _scores(q: jax.Array, keys: jax.Array) -> jax.Array:
-    """`[Hkv, R, D] x [Hkv, N, D] -> [Hkv, R, N]`. One head is a plain product: XLA's CPU is twice as fast with it."""
+    """`[Hkv, R, D] x [Hkv, N, D] -> [Hkv, R, N]`. XLA's CPU is twice as fast without a batch axis."""
     highest = lax.Precision.HIGHEST
     if q.shape[0] > 1:
         return jnp.einsum("hrd,hnd->hrn", q, keys, precision=highest)

@@ -17,7 +17,7 @@ def write_kv_xla(
     table: GroupTable,
     settings: AttentionSettings,
 ) -> jax.Array:
-    """Same contract as `write_kv_reference`: tokens are written one after another, padding is never reached."""
+    """Same contract as `write_kv_reference`: tokens one after another, padding is never reached."""
     layout = settings.layout
     words = layout.pack_tokens(k, v)  # [T, Hkv, planes, D]
     rows, width = table.block_ids.shape

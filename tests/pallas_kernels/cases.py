@@ -12,7 +12,7 @@ GUARD = 0x7FC17FC1  # a NaN as float32, and a pair of NaNs as bfloat16
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step. `history[s]` holds K and V `[2, seq_len, Hkv, D]` of sequence s as rounded to the layout's dtype.
+    """One step. `history[s]` is K and V `[2, seq_len, Hkv, D]` of sequence s, rounded to the layout's dtype.
 
     `pages` holds all but this step's tokens; every other word of the pool is NaN.
     """
@@ -75,8 +75,8 @@ def make_step(
 ) -> Step:
     """A step of sequences with `seq_lens` tokens, the last `query_lens` of them new.
 
-    Tables start at the first block that some query's window touches; ids are shuffled; entries past the end point at
-    the null block. `spare_*` are padding tokens, padding rows and extra table entries.
+    Tables start at the first block that some query's window touches; ids are shuffled; entries past the end
+    point at the null block. `spare_*` are padding tokens, padding rows and extra table entries.
     """
     rng = np.random.default_rng(seed)
     layout = AttentionPageLayout.fitting(

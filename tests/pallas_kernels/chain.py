@@ -49,19 +49,18 @@ class Chain:
 
     def arguments(self):
         """`jax.ShapeDtypeStruct`s for `__call__`; the pool comes first."""
+        return jax.eval_shape(self._zeros)
 
-        def ints(*shape: int) -> jax.ShapeDtypeStruct:
-            return jax.ShapeDtypeStruct(shape, jnp.int32)
+    def _zeros(self):
+        def ints(*shape: int) -> jax.Array:
+            return jnp.zeros(shape, jnp.int32)
 
-        dtype, size = jnp.dtype(self.layout.dtype), self.layout.head_size
-        kv = jax.ShapeDtypeStruct((self.tokens, self.layout.num_kv_heads, size), dtype)
-        rows = self.sequences
+        dtype, size, rows = jnp.dtype(self.layout.dtype), self.layout.head_size, self.sequences
+        kv = jnp.zeros((self.tokens, self.layout.num_kv_heads, size), dtype)
         table = GroupTable(ints(rows, self.table_width), ints(rows))
         return (
-            jax.ShapeDtypeStruct(
-                (self.num_blocks * self.layer_slots, self.layout.page_rows, 128), jnp.uint32
-            ),
-            jax.ShapeDtypeStruct((self.tokens, self.q_heads, size), dtype),
+            jnp.zeros((self.num_blocks * self.layer_slots, self.layout.page_rows, 128), jnp.uint32),
+            jnp.zeros((self.tokens, self.q_heads, size), dtype),
             kv,
             kv,
             RaggedBatch(ints(self.tokens), ints(self.tokens), ints(rows + 1), ints(rows), ints(), ints()),
@@ -86,11 +85,9 @@ def gemma_270m(dtype: str, *, implementation: str, layers: int = 18, tokens: int
 
 
 def gemma_27b_under_4(*, layers: int, tokens: int = 1024) -> Chain:
-    """Gemma 3 27B as one of four tensor-parallel devices sees it: 8 query heads, 4 KV heads of 128, window 1024."""
+    """Gemma 3 27B on one of four tensor-parallel devices: 8 query heads, 4 KV heads of 128, window 1024."""
     return Chain(
-        layout=AttentionPageLayout.fitting(
-            block_size=128, num_kv_heads=4, head_size=128, dtype="bfloat16"
-        ),
+        layout=AttentionPageLayout.fitting(block_size=128, num_kv_heads=4, head_size=128, dtype="bfloat16"),
         layers=layers,
         layer_slots=10,
         q_heads=8,

@@ -1,3 +1,4 @@
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -9,14 +10,14 @@ def test_a_bfloat16_word_holds_k_below_and_v_above():
     layout = AttentionPageLayout.fitting(block_size=2, num_kv_heads=1, head_size=4, dtype="bfloat16")
     k = np.array([[[1.0, 0, 0, 0]]], np.float32)
     v = np.array([[[-2.0, 0, 0, 0]]], np.float32)
-    word = int(layout.pack_tokens(k, v)[0, 0, 0, 0])
+    word = int(layout.pack_tokens(jnp.asarray(k), jnp.asarray(v))[0, 0, 0, 0])
     assert word == 0xC000_3F80  # bfloat16: -2.0 is C000, 1.0 is 3F80
 
 
 def test_float32_planes_keep_every_bit():
     layout = AttentionPageLayout.fitting(block_size=2, num_kv_heads=1, head_size=4, dtype="float32")
     k = np.array([[[1.0, 1 / 3, 0, 0]]], np.float32)
-    words = np.asarray(layout.pack_tokens(k, -k))
+    words = np.asarray(layout.pack_tokens(jnp.asarray(k), -jnp.asarray(k)))
     assert words.shape == (1, 1, 2, 4)
     np.testing.assert_array_equal(words[0, 0].view(np.float32), np.stack([k[0, 0], -k[0, 0]]))
 
@@ -32,10 +33,10 @@ def test_a_page_written_by_definition_reads_back(dtype, heads, head_size, block_
     page = np.full((layout.page_rows, 128), 0x7FC0_7FC0, np.uint32)
     for slot in range(block_size):
         write_token(layout, page, slot, k[slot], v[slot])
-    keys, values = layout.unpack_page(page)
+    keys, values = layout.unpack_page(jnp.asarray(page))
     np.testing.assert_array_equal(keys, k.transpose(1, 0, 2))
     np.testing.assert_array_equal(values, v.transpose(1, 0, 2))
-    packed = np.asarray(layout.pack_tokens(k, v))
+    packed = np.asarray(layout.pack_tokens(jnp.asarray(k), jnp.asarray(v)))
     assert (page.reshape(-1)[: layout.used_words] != 0x7FC0_7FC0).all()
     assert packed.size == layout.used_words
     assert set(packed.reshape(-1)) == set(page.reshape(-1)[: layout.used_words])

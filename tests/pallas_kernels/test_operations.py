@@ -7,8 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from pallas_kernels import paged_attention, write_kv
-from pallas_kernels import operations
+from pallas_kernels import operations, paged_attention, write_kv
 from pallas_kernels.operations import IMPLEMENTATIONS, choose_implementation
 from tests.pallas_kernels.cases import make_step
 
@@ -37,9 +36,7 @@ def test_a_cpu_takes_xla():
     ],
 )
 def test_a_shape_that_pallas_does_not_serve(change, reason, monkeypatch, caplog):
-    step = make_step(
-        **({"seq_lens": [3], "query_lens": [1], "head_size": 128, "block_size": 8} | change)
-    )
+    step = make_step(**({"seq_lens": [3], "query_lens": [1], "head_size": 128, "block_size": 8} | change))
     with pytest.raises(ValueError, match=reason):
         choose_implementation(step.layout, step.table, "pallas_tpu")
 
@@ -65,9 +62,7 @@ def test_shapes_that_disagree_are_refused():
     with pytest.raises(ValueError, match=r"k and v must be \[1, 2, 8\], got \[1, 1, 8\]"):
         write_kv(step.pages, step.k[:, :1], step.v, step.batch, step.table, **arguments(step))
     with pytest.raises(ValueError, match=r"pages must be uint32\[num_pages, 8, 128\], got float32"):
-        write_kv(
-            step.pages.astype(np.float32), step.k, step.v, step.batch, step.table, **arguments(step)
-        )
+        write_kv(step.pages.astype(np.float32), step.k, step.v, step.batch, step.table, **arguments(step))
 
 
 @pytest.mark.parametrize(
