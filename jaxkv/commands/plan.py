@@ -2,77 +2,108 @@
 
 import argparse
 import json
+from pathlib import Path
 
-from jaxkv.memory_size import parse_memory_size
-from jaxkv.model_config import read_model_cache
-from jaxkv.planning.make_plan import POLICIES, make_plan
-from jaxkv.planning.plan import PlanConfig
-from jaxkv.planning.report import plan_report
-from jaxkv.planning.table import format_plan
-
-FALLBACK_MAX_MODEL_LEN = 8192
-"""Tokens, for a config that does not say how long the model's sequences may be."""
+from jaxkv.accelerators import ACCELERATORS
+from jaxkv.commands.plan_inputs import study_of
+from jaxkv.errors import JaxkvError
+from jaxkv.planning.html_page import html_page
+from jaxkv.planning.make_plan import POLICIES
+from jaxkv.planning.study import study_report
+from jaxkv.planning.study_table import format_comparison, format_study
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `jaxkv plan`."""
     parser.add_argument(
-        "--model", required=True, help="a config.json, a folder with one, a GGUF file, or gemma3-270m"
+        "models",
+        nargs="*",
+        metavar="MODEL",
+        help="a config.json, a folder with one, a GGUF file, or gemma3-270m",
     )
-    parser.add_argument("--memory", default="1GiB", help="the cache's memory, such as 4GiB (default: 1GiB)")
-    parser.add_argument("--block-size", type=int, default=16, help="tokens a block (default: 16)")
-    parser.add_argument(
+    parser.add_argument("--model", help="the same as MODEL")
+    parser.add_argument("--layers", metavar="FILE", help="a JSON list of layers instead of a model")
+    _add_machine(parser)
+    _add_serving(parser)
+    parser.add_argument("--compare", action="store_true", help="one table with a row for each model")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    parser.add_argument("--html", metavar="FILE", help="also write a page with drawings")
+
+
+def _add_machine(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("machine")
+    group.add_argument("--memory", help="the cache's memory on one chip, such as 4GiB (default: 1GiB on cpu)")
+    group.add_argument(
+        "--accelerator", default="cpu", help=f"one of {', '.join(ACCELERATORS)} (default: cpu)"
+    )
+    group.add_argument("--chips", type=int, help="default: tensor parallel x data parallel")
+    group.add_argument(
+        "--tensor-parallel", type=int, default=1, help="chips that share one copy (default: 1)"
+    )
+    group.add_argument("--data-parallel", type=int, help="copies side by side (default: as the chips allow)")
+    group.add_argument("--weights", metavar="SIZE", help="the weights' size, where the config does not tell")
+    group.add_argument(
+        "--weight-dtype", default="auto", help="element type of the weights (default: model's)"
+    )
+
+
+def _add_serving(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("serving")
+    group.add_argument("--block-size", type=int, default=16, help="tokens a block (default: 16)")
+    group.add_argument(
         "--max-model-len",
         type=int,
         help="tokens of the longest request (default: the model's own maximum, or the most that fits)",
     )
-    parser.add_argument("--max-num-seqs", type=int, default=128, help="requests at a time (default: 128)")
-    parser.add_argument(
+    group.add_argument("--max-num-seqs", type=int, default=128, help="requests at a time (default: 128)")
+    group.add_argument(
         "--max-num-batched-tokens", type=int, default=2048, help="tokens of one step (default: 2048)"
     )
-    parser.add_argument("--dtype", default="auto", help="element type of the cache (default: the model's)")
-    parser.add_argument(
-        "--policy", default="unified", help=f"one of {', '.join(POLICIES)} (default: unified)"
+    group.add_argument(
+        "--dtype",
+        "--cache-dtype",
+        default="auto",
+        help="of keys and values: bf16, fp8, int8 (default: model's)",
     )
-    parser.add_argument(
+    group.add_argument("--state-dtype", default="auto", help="of recurrent states (default: the family's)")
+    group.add_argument("--policy", default="split", help=f"one of {', '.join(POLICIES)} (default: split)")
+    group.add_argument(
         "--page-alignment",
         type=int,
-        default=4096,
         metavar="BYTES",
-        help="pages are raised to a multiple of this; 1 gives the figures of vLLM (default: 4096)",
+        help="pages are raised to a multiple of this; 1 gives the figures of vLLM (default: the device's tile)",
     )
-    parser.add_argument(
+    group.add_argument(
+        "--max-block-growth",
+        type=int,
+        default=16,
+        metavar="N",
+        help="how many times larger a block may become to fill whole tiles (policy split; default: 16)",
+    )
+    group.add_argument(
         "--disable-hybrid-kv-cache-manager",
         action="store_true",
         help="account window and chunked layers as full attention",
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the plan. Raises JaxkvError for bad input, before anything is printed."""
-    memory = parse_memory_size(args.memory)
-    model = read_model_cache(args.model)
-    dtype = model.cache_dtype(args.dtype)
-    plan = make_plan(model.specs(args.block_size, dtype), _plan_config(args, model.max_model_len), memory)
+    """Prints the plans. Raises JaxkvError for bad input, before anything is printed or written."""
+    models = [*args.models, *([args.model] if args.model else [])]
+    if bool(models) == bool(args.layers):
+        raise JaxkvError("give either models or --layers FILE")
+    studies = [study_of(args, model) for model in models or [None]]
+    page = html_page(studies) if args.html else None
     if args.json:
-        about = {"model": model.name, "num_layers": len(model.kinds), "dtype": dtype}
-        print(json.dumps({**about, **plan_report(plan)}, indent=1))
+        reports = [study_report(study) for study in studies]
+        print(json.dumps(reports[0] if len(reports) == 1 else reports, indent=1))
+    elif args.compare:
+        print(format_comparison(studies))
     else:
-        print(format_plan(plan, f"{model.name}: {len(model.kinds)} layers, {dtype}, policy {plan.policy}"))
+        print("\n\n".join(format_study(study) for study in studies))
+    if page is not None:
+        try:
+            Path(args.html).write_text(page, encoding="utf-8")
+        except OSError as error:
+            raise JaxkvError(f"cannot write --html {args.html}: {error.strerror}") from None
     return 0
-
-
-def _plan_config(args: argparse.Namespace, model_max_len: int | None) -> PlanConfig:
-    """The options as a plan's configuration. The model's own maximum length may be lowered to fit."""
-    own_maximum = model_max_len or FALLBACK_MAX_MODEL_LEN
-    return PlanConfig(
-        policy=args.policy,
-        max_model_len=own_maximum if args.max_model_len is None else args.max_model_len,
-        auto_fit_max_model_len=args.max_model_len is None,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-        page_alignment_bytes=args.page_alignment,
-        disable_hybrid_kv_cache_manager=args.disable_hybrid_kv_cache_manager,
-        align_hybrid_blocks=True,
-    )

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxkv.errors import JaxkvError
-from jaxkv.model_config.gguf_metadata import MAGIC, gguf_config
+from jaxkv.gguf_header import MAGIC
+from jaxkv.model_config.gguf_metadata import gguf_config
 
 DEMO_MODEL = "gemma3-270m"
 """The name of the model whose weights the extra `demo` installs."""

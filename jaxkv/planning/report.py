@@ -1,20 +1,20 @@
 """A plan as plain values, for JSON and for tables."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxkv.planning.capacity import longest_at_once, steady_concurrency
 from jaxkv.planning.plan import CacheGroup, CachePlan
-from jaxkv.planning.waste import Waste, waste_by_group, waste_of
-from jaxkv.specs import KVCacheSpec
+from jaxkv.planning.waste import Waste, mean_wasted_fraction, waste_by_group, waste_of
+from jaxkv.specs import AttentionSpec, KVCacheSpec, MambaSpec, ScratchSpec
 
-WASTE_LENGTHS = (1024, 8192)
-"""Tokens of the requests whose waste is told, beside the maximum length."""
+REPORT_LENGTHS = (1024, 8192, 32768, 131072)
+"""Tokens of the requests whose bytes and number are told, beside the maximum length."""
 
 
 def plan_report(plan: CachePlan) -> dict[str, Any]:
     """Everything a plan says, as values that JSON holds. Sizes are bytes, lengths are tokens."""
     steady = steady_concurrency(plan)
-    lengths = [n for n in WASTE_LENGTHS if n < plan.max_model_len] + [plan.max_model_len]
     has_cache = bool(plan.groups)
     return {
         "policy": plan.policy,
@@ -31,6 +31,8 @@ def plan_report(plan: CachePlan) -> dict[str, Any]:
         "scheduler_block_size": plan.scheduler_block_size,
         "hit_alignment": plan.hit_alignment,
         "smallest_prefix_that_can_hit": plan.hit_alignment,
+        "bytes_per_token": sum(bytes_per_token(group) for group in plan.groups),
+        "bytes_per_state": sum(bytes_per_state(group) for group in plan.groups),
         "blocks_per_request": list(plan.blocks_per_request),
         "concurrency": round(plan.concurrency, 4) if has_cache else None,
         "steady_concurrency": round(steady.requests, 4) if has_cache else None,
@@ -39,9 +41,15 @@ def plan_report(plan: CachePlan) -> dict[str, Any]:
         "max_num_seqs": plan.max_num_seqs,
         "tokens_each_at_max_num_seqs": longest_at_once(plan, plan.max_num_seqs),
         "capacity_tokens": int(plan.concurrency * plan.max_model_len) if has_cache else None,
-        "waste": [waste_report(waste_of(plan, length)) for length in lengths],
+        "lengths": [_length(plan, length) for length in report_lengths(plan)] if has_cache else [],
+        "waste": [waste_report(waste_of(plan, length)) for length in report_lengths(plan)],
         "notes": list(plan.notes),
     }
+
+
+def report_lengths(plan: CachePlan) -> list[int]:
+    """The lengths that a report tells about: those below the maximum, and the maximum."""
+    return [n for n in REPORT_LENGTHS if n < plan.max_model_len] + [plan.max_model_len]
 
 
 def waste_report(waste: Waste) -> dict[str, Any]:
@@ -58,6 +66,23 @@ def waste_report(waste: Waste) -> dict[str, Any]:
     }
 
 
+def _length(plan: CachePlan, num_tokens: int) -> dict[str, Any]:
+    """Requests of one length: how many decode at once, and the bytes of one by group."""
+    requests = steady_concurrency(plan, num_tokens).requests
+    return {
+        "num_tokens": num_tokens,
+        "requests": round(requests, 4),
+        "tokens": int(requests * num_tokens),
+        "held_bytes_by_group": held_bytes_by_group(plan, num_tokens),
+        "mean_wasted_fraction": round(mean_wasted_fraction(plan, num_tokens), 6),
+    }
+
+
+def held_bytes_by_group(plan: CachePlan, num_tokens: int) -> list[int]:
+    """Bytes of the pool that one request of `num_tokens` tokens holds, by group."""
+    return [waste.held_bytes for waste in waste_by_group(plan, num_tokens)]
+
+
 def _group(plan: CachePlan, index: int, group: CacheGroup) -> dict[str, Any]:
     spec = group.spec
     used = sum(plan.locations[name].num_slots for name in group.layer_names)
@@ -69,12 +94,32 @@ def _group(plan: CachePlan, index: int, group: CacheGroup) -> dict[str, Any]:
         "page_size_bytes": spec.page_size_bytes,
         "page_content_bytes": spec.unpadded_page_size_bytes,
         "blocks_per_state": group.blocks_per_state,
-        "empty_slots": plan.layer_slots - used,
+        "empty_slots": plan.layer_slots * group.blocks_per_state - used,
+        "bytes_per_token": bytes_per_token(group),
+        "bytes_per_state": bytes_per_state(group),
         "blocks_per_request": plan.blocks_per_request[index],
         "prefix_cacheable": spec.prefix_cacheable,
         "is_eagle_group": group.is_eagle_group,
         "waste_at_max_model_len": waste_report(waste_by_group(plan, plan.max_model_len)[index]),
     }
+
+
+def bytes_per_token(group: CacheGroup) -> int:
+    """Bytes of content that one token adds in all layers of the group, as long as the layers keep it."""
+    return sum(
+        spec.unpadded_page_size_bytes // spec.block_size
+        for spec in _specs(group)
+        if isinstance(spec, AttentionSpec) and not isinstance(spec, ScratchSpec)
+    )
+
+
+def bytes_per_state(group: CacheGroup) -> int:
+    """Bytes of content of one recurrent state of all layers of the group."""
+    return sum(spec.unpadded_page_size_bytes for spec in _specs(group) if isinstance(spec, MambaSpec))
+
+
+def _specs(group: CacheGroup) -> Sequence[KVCacheSpec]:
+    return [group.spec_of(index) for index in range(len(group.layer_names))]
 
 
 def reach_of(spec: KVCacheSpec) -> int | None:

@@ -44,7 +44,7 @@ def _groups(report: dict[str, Any]) -> str:
                 short_names(group["layer_names"]),
             )
         )
-    return _columns(rows)
+    return columns(rows)
 
 
 def _pool(report: dict[str, Any]) -> str:
@@ -74,7 +74,7 @@ def _pool(report: dict[str, Any]) -> str:
         ("capacity", f"{report['capacity_tokens']:,} tokens"),
         ("prefix hits", f"from {report['hit_alignment']} tokens on, in steps of {report['hit_alignment']}"),
     ]
-    return _columns(rows)
+    return columns(rows)
 
 
 def _waste(report: dict[str, Any]) -> str:
@@ -89,7 +89,7 @@ def _waste(report: dict[str, Any]) -> str:
         )
         for waste in report["waste"]
     ]
-    return _columns(rows)
+    return columns(rows)
 
 
 def short_names(names: Sequence[str]) -> str:
@@ -109,7 +109,7 @@ def _bytes(values: dict[str, Any], key: str) -> str:
     return format_bytes(values[key])
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> str:
+def columns(rows: Sequence[Sequence[str]]) -> str:
     """Rows as left-aligned columns, indented by two spaces."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(

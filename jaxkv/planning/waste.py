@@ -65,18 +65,40 @@ class Waste:
         )
 
 
-def waste_by_group(plan: CachePlan, num_tokens: int) -> tuple[Waste, ...]:
-    """The waste of one request of `num_tokens` tokens (at least 1) in each group of the plan."""
-    return tuple(_group_waste(plan, group, max(num_tokens, 1)) for group in plan.groups)
+def waste_by_group(plan: CachePlan, num_tokens: int, *, reserved: bool = True) -> tuple[Waste, ...]:
+    """The waste of one request of `num_tokens` tokens (at least 1) in each group of the plan.
+
+    reserved: count the recurrent states beside the running one, with the padding of their pages.
+    """
+    return tuple(_group_waste(plan, group, max(num_tokens, 1), reserved) for group in plan.groups)
 
 
-def waste_of(plan: CachePlan, num_tokens: int) -> Waste:
+def waste_of(plan: CachePlan, num_tokens: int, *, reserved: bool = True) -> Waste:
     """The waste of one request of `num_tokens` tokens in the whole plan."""
-    return sum(waste_by_group(plan, num_tokens), start=Waste(num_tokens=num_tokens))
+    return sum(waste_by_group(plan, num_tokens, reserved=reserved), start=Waste(num_tokens=num_tokens))
 
 
-def _group_waste(plan: CachePlan, group: CacheGroup, num_tokens: int) -> Waste:
+MEAN_SAMPLES = 64
+"""Lengths over which `mean_wasted_fraction` is taken, or fewer where a block holds fewer tokens."""
+
+
+def mean_wasted_fraction(plan: CachePlan, num_tokens: int) -> float:
+    """Share of its bytes that a request of about `num_tokens` tokens loses to the layout.
+
+    The mean over lengths spread evenly over one scheduler block around `num_tokens`, so that the last block is
+    full no more often than it is empty; of recurrent states the running one alone is counted.
+    """
+    period = plan.scheduler_block_size
+    samples = min(period, MEAN_SAMPLES)
+    first = num_tokens - period // 2
+    lengths = [max(first + (2 * i + 1) * period // (2 * samples), 1) for i in range(samples)]
+    return sum(waste_of(plan, length, reserved=False).wasted_fraction for length in lengths) / samples
+
+
+def _group_waste(plan: CachePlan, group: CacheGroup, num_tokens: int, reserved: bool) -> Waste:
     units = held_blocks(group.spec, num_tokens, plan.limits)
+    if isinstance(group.spec, MambaSpec) and not reserved:
+        units = 1
     used_slots = sum(plan.locations[name].num_slots for name in group.layer_names)
     result = Waste(
         num_tokens=num_tokens,
