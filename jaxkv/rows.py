@@ -83,8 +83,18 @@ class CacheRows:
     def progress(self, row: int) -> Progress:
         return Progress(int(self.computed[row]), int(self.position[row]), int(self.last_step[row]))
 
+    def refresh_one(self, row: int) -> None:
+        """Asks the managers anew when this row needs work."""
+        capacity, cache_at = self._max_model_len, NEVER
+        for manager in self._managers:
+            capacity = min(capacity, manager.capacity(row))
+            if manager.cacheable:
+                cache_at = min(cache_at, manager.next_cached(row))
+        self.capacity[row] = capacity
+        self.cache_at[row] = cache_at
+
     def refresh(self, rows: NDArray[np.intp]) -> None:
-        """Asks the managers anew when these rows need work."""
+        """`refresh_one` for many rows."""
         capacity, cache_at = np.full(len(rows), self._max_model_len), np.full(len(rows), NEVER)
         for manager in self._managers:
             capacity = np.minimum(capacity, manager.capacities(rows))

@@ -88,7 +88,7 @@ class Upkeep:
         return Filled(info, hashes, num_tokens, position, last_step + 1 if self._clock.step else 0)
 
     def _refresh(self, row: int) -> None:
-        self._rows.refresh(np.array([row]))
+        self._rows.refresh_one(row)
         if row in self.delayed:
             self._rows.cache_at[row] = NEVER
 

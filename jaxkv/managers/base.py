@@ -194,10 +194,10 @@ class Manager(ABC):
 
     def _let_go(self, leaders: NDArray[np.int32]) -> None:
         """One holder less for units of any rows; a unit may appear once for each row that holds it."""
-        unique, first, counts = np.unique(leaders, return_index=True, return_counts=True)
-        if len(unique) == len(leaders):
+        if len(set(leaders.tolist())) == len(leaders):
             self.pool.enqueue(self.pool.drop(self.number, leaders).leaders)
             return
+        unique, first, counts = np.unique(leaders, return_index=True, return_counts=True)
         order = np.argsort(first)
         unique, counts = unique[order], counts[order]
         while len(unique):
@@ -280,15 +280,23 @@ class Manager(ABC):
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
         """What serves a hit of `boundary` tokens is wanted from now on."""
 
+    @abstractmethod
+    def capacity(self, row: int) -> int:
+        """Tokens the row can reach without any work on it."""
+
+    @abstractmethod
+    def next_cached(self, row: int) -> int:
+        """Tokens at which the row has something new to cache."""
+
     # All rows of a decode step
 
     @abstractmethod
     def capacities(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-        """int64[n]: tokens each row can reach without any work on it."""
+        """`capacity` of many rows: int64[n]."""
 
     @abstractmethod
     def next_cacheable(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-        """int64[n]: tokens at which each row has something new to cache."""
+        """`next_cached` of many rows: int64[n]."""
 
     @abstractmethod
     def release_rows(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:

@@ -25,6 +25,9 @@ class ChunkedLocalManager(WindowedManager):
     def skipped_tokens(self, computed: NDArray[np.int64]) -> NDArray[np.int64]:
         return computed // self.spec.attention_chunk_size * self.spec.attention_chunk_size
 
+    def first_skipped(self, computed: int) -> int:
+        return self.first_needed(computed) // self.block_size
+
     def free_boundary(self, limit: int) -> int:
         boundary = self.first_needed(limit)
         if self.eagle_margin or boundary % self.context.hash_block_size:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkv.managers.base import Finder, HitPart
+from jaxkv.managers.base import Filled, Finder, HitPart
 from jaxkv.managers.partial import find_inside
 from jaxkv.managers.positional import PositionalManager
 from jaxkv.specs import cdiv
@@ -25,6 +25,9 @@ class FullAttentionManager(PositionalManager):
         return np.zeros_like(computed)
 
     def wanted(self, start: int, stop: int, boundaries: Sequence[int]) -> bool:
+        return True
+
+    def wanted_last(self, stops: list[int], filled: Sequence[Filled]) -> bool:
         return True
 
     def finder(self, hashes: list[bytes]) -> "FullFinder":

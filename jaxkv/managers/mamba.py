@@ -225,6 +225,14 @@ class MambaManager(Manager):
         if leader is not None:
             self.pool.promote(np.array([leader], np.int32))
 
+    def capacity(self, row: int) -> int:
+        return int(self.limit[row])
+
+    def next_cached(self, row: int) -> int:
+        limit = int(self.limit[row])
+        done = self.pool.cached_by[self.current[row]] != NOT_CACHED or limit % self.context.alignment
+        return NEVER if done else limit
+
     # All rows of a decode step
 
     def capacities(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:

@@ -177,22 +177,23 @@ class PositionalManager(Manager):
         firsts = self.first_block[rows]
         starts = np.maximum(self.cached[rows], firsts)
         scale, size = self.hashes_per_block, self.block_size
-        chosen, keys, strong = [], [], []
-        for i, (one, start) in enumerate(zip(filled, starts.tolist(), strict=True)):
-            stop = min(one.tokens // size, len(one.hashes) // scale)
-            if stop == start + 1:
-                chosen.append(i)
-                keys.append(one.hashes[stop * scale - 1])
-                wanted = self.wanted(start, stop, one.info.boundaries)
-                strong.append(wanted if isinstance(wanted, bool) else bool(wanted[0]))
-            elif stop > start:
-                self.cache(int(rows[i]), one)
-        if chosen:
-            of = rows[chosen]
-            leaders = self.ids[0, of, starts[chosen] - firsts[chosen]]
-            ready = np.array([filled[i].ready_step for i in chosen])
-            self._add_to_index(leaders, keys, np.array(strong), ready)
-            self.cached[of] = starts[chosen] + 1
+        stops = [min(one.tokens // size, len(one.hashes) // scale) for one in filled]
+        if stops != (starts + 1).tolist():
+            super().cache_rows(rows, filled)
+            return
+        # The usual case: one block each.
+        leaders = self.ids[0, rows, starts - firsts]
+        keys = [one.hashes[stop * scale - 1] for one, stop in zip(filled, stops, strict=True)]
+        ready = np.array([one.ready_step for one in filled])
+        self._add_to_index(leaders, keys, self.wanted_last(stops, filled), ready)
+        self.cached[rows] = starts + 1
+
+    def wanted_last(self, stops: list[int], filled: Sequence[Filled]) -> NDArray[np.bool_] | bool:
+        """Of one block of each row, the one before block `stops`: whether the retention policy wants it."""
+        wanted = [
+            self.wanted(stop - 1, stop, one.info.boundaries) for one, stop in zip(filled, stops, strict=True)
+        ]
+        return np.array([one if isinstance(one, bool) else one[0] for one in wanted])
 
     def _report(self, filled: Filled, start: int, stop: int, keys: list[bytes]) -> None:
         if self.context.events is not None:
@@ -235,6 +236,12 @@ class PositionalManager(Manager):
         if high > low:
             leaders = self.ids[0, row, low - first : high - first]
             self.pool.promote(leaders[self.pool.cached_by[leaders] == self.number])
+
+    def capacity(self, row: int) -> int:
+        return (int(self.first_block[row]) + int(self.count[row])) * self.block_size
+
+    def next_cached(self, row: int) -> int:
+        return (int(self.cached[row]) + 1) * self.block_size
 
     # All rows of a decode step
 

@@ -75,6 +75,12 @@ class PrivateManager(Manager):
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
         """Nothing is shared."""
 
+    def capacity(self, row: int) -> int:
+        return NEVER
+
+    def next_cached(self, row: int) -> int:
+        return NEVER
+
     def capacities(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
         return np.full(len(rows), NEVER)
 

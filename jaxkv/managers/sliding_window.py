@@ -25,6 +25,9 @@ class SlidingWindowManager(WindowedManager):
     def skipped_tokens(self, computed: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.maximum(computed - self.spec.num_retained_tokens, 0)
 
+    def first_skipped(self, computed: int) -> int:
+        return self.first_needed(computed) // self.block_size
+
     def free_boundary(self, limit: int) -> int:
         if self.spec.num_retained_tokens or self.eagle_margin:
             return 0
