@@ -160,7 +160,7 @@ def measure(dtype: str, args: argparse.Namespace) -> dict[str, dict[str, float]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argparse.ArgumentParser(description="Measure the engine.")
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--model", default="gemma3-270m")
     parser.add_argument("--dtype", action="append", choices=("float32", "bfloat16"), help="default: both")

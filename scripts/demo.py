@@ -115,7 +115,8 @@ def run(args: argparse.Namespace, console: Console) -> int:
         memory=args.memory,
         max_num_seqs=8,
         max_num_batched_tokens=512,
-        prefill_buckets=(32, 128, 512),
+        decode_buckets=(1, 8),
+        prefill_buckets=(64, 512),
         warm_up=False,
     )
     console.print(format_plan(llm.plan, f"Plan of {loaded.name}"), highlight=False, soft_wrap=True)

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Everything that can be checked without the model is checked before it is loaded."""
+    """What can be checked without the model is checked before it is loaded, and the prompts before compiling."""
     prompts = read_prompts(args.prompt, args.prompts)
     memory = parse_memory_size(args.memory)
     llm_class, params_class = _import_engine()
@@ -69,8 +69,10 @@ def run(args: argparse.Namespace) -> int:
         block_size=args.block_size,
         enable_prefix_caching=not args.no_prefix_caching,
         seed=args.seed,
-        progress=sys.stderr.isatty(),
+        warm_up=False,
     )
+    llm.check(prompts)
+    llm.warm_up(progress=sys.stderr.isatty())
     stream = len(prompts) == 1 and not args.json and sys.stdout.isatty()
     outputs, interrupted = _answer(llm, prompts, params, stream=stream)
     if args.json:

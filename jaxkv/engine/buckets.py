@@ -37,8 +37,8 @@ def make_buckets(
     decode_seqs: Sequence[int] | None = None,
     prefill_tokens: Sequence[int] | None = None,
 ) -> tuple[Bucket, ...]:
-    """The shapes of an engine: decodes of powers of two of sequences, then steps with prefill chunks, growing by
-    `PREFILL_GROWTH`; each kind ascending and ending at the maximum.
+    """The shapes of an engine: decodes of powers of two of sequences, then steps with prefill chunks, growing
+    by `PREFILL_GROWTH`; each kind ascending and ending at the maximum.
 
     decode_seqs, prefill_tokens: sizes to use instead; the maximum is added where it is missing.
     """
@@ -62,7 +62,7 @@ def make_buckets(
 
 
 def pick_bucket(buckets: Sequence[Bucket], *, num_tokens: int, num_seqs: int) -> Bucket:
-    """The first of `buckets` (as `make_buckets` orders them) that holds the step. JaxkvError where none does."""
+    """The first of `buckets`, as `make_buckets` orders them, that holds the step. JaxkvError: none does."""
     for bucket in buckets:
         if bucket.holds(num_tokens, num_seqs):
             return bucket

@@ -81,9 +81,8 @@ class Engine:
         prompt that can never run.
         """
         request_id = f"request-{next(self._ids)}" if request_id is None else request_id
-        end_tokens = (
-            params.stop_token_ids if params.ignore_eos else self._end_token_ids + params.stop_token_ids
-        )
+        own_end_tokens = () if params.ignore_eos else self._end_token_ids
+        end_tokens = (*own_end_tokens, *params.stop_token_ids)
         request = Request(request_id, prompt.token_ids, params.max_tokens, end_token_ids=end_tokens)
         self.scheduler.add_request(request)
         if params.seed is None:
@@ -140,7 +139,9 @@ class Engine:
         now = time.perf_counter()
         result = self.scheduler.update_from_output(started.output, tokens)
         logprobs = _wanted_logprobs(started, result, self._live)
-        reasons = {ended.request.request_id: ended.reason for ended in result.finished}
+        reasons: dict[str, FinishReason] = {
+            ended.request.request_id: ended.reason for ended in result.finished
+        }
         deltas = []
         for i, (request_id, token) in enumerate(result.new_tokens()):
             live = self._live[request_id]

@@ -11,16 +11,16 @@ from jaxkv.managers.positional import PositionalManager
 
 
 class GroupBlocks(NamedTuple):
-    """The blocks of one group by row: entry i of row r, i < count[r], is block `first_block[r] + i` of its
+    """The blocks of one group by row: entry i of row r, i < held[r], is block `first_block[r] + i` of its
     request.
 
-    block_ids int32[rows, width], first_block and count int64[rows]: views of the manager's tables, good until
+    block_ids int32[rows, width], first_block and held int64[rows]: views of the manager's tables, good until
     it allocates again.
     """
 
     block_ids: NDArray[np.int32]
     first_block: NDArray[np.int64]
-    count: NDArray[np.int64]
+    held: NDArray[np.int64]
 
 
 def group_blocks(cache_manager: KVCacheManager) -> list[GroupBlocks]:

@@ -33,14 +33,15 @@ class LLM:
     model: a GGUF file, a Hugging Face folder, the name of a packaged model, or what `load_model` returned.
     dtype: of weights and cache, "bfloat16", "float32" or "auto" (the checkpoint's).
     max_model_len: longest prompt and answer together; None: what the model was made for, or less where the
-    memory holds less. max_num_seqs: most requests that run at once. max_num_batched_tokens: most tokens of
-    one step.
+      memory holds less.
+    max_num_seqs: most requests that run at once. max_num_batched_tokens: most tokens of one step.
     memory: of the pool of pages, in bytes or as "1GiB". block_size: tokens of a block.
     seed: from which requests without a seed of their own draw one.
-    policy: how layers are put in groups ("split" or "unified"). implementation: which kernels, None for the
-    platform's.
-    async_scheduling: schedule a step while the one before it runs. prefill_buckets: prompt tokens of a step
-    that a shape is compiled for. warm_up: compile now; else `warm_up()` must be called before the first step.
+    policy: how layers are put in groups, "split" or "unified".
+    implementation: which kernels, by name; None: the platform's.
+    async_scheduling: schedule a step while the one before it runs.
+    decode_buckets, prefill_buckets: sizes of the steps to compile (see `buckets.make_buckets`); None: chosen.
+    warm_up: compile now; else `warm_up()` must be called before the first step.
     progress: show a bar while compiling.
 
     Raises JaxkvError for whatever cannot work, before the pool is allocated where it can be known then.
@@ -61,6 +62,7 @@ class LLM:
         policy: str = "split",
         implementation: str | None = None,
         async_scheduling: bool = False,
+        decode_buckets: Sequence[int] | None = None,
         prefill_buckets: Sequence[int] | None = None,
         warm_up: bool = True,
         progress: bool = False,
@@ -69,6 +71,7 @@ class LLM:
         buckets = make_buckets(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
+            decode_seqs=decode_buckets,
             prefill_tokens=prefill_buckets,
         )
         scheduler_config = SchedulerConfig(
@@ -173,6 +176,11 @@ class LLM:
             self.engine.abort(request_ids)
             raise
         return request_ids
+
+    def check(self, prompts: PromptLike | Sequence[PromptLike]) -> None:
+        """Raises JaxkvError for prompts that cannot be served; does nothing else, and needs no `warm_up`."""
+        for prompt in _as_list(prompts):
+            self._prompt(prompt)
 
     def step(self) -> list[RequestDelta]:
         """Runs one step of everything in the queue."""

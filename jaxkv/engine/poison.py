@@ -62,7 +62,7 @@ def _beyond(tables: GroupBlocks, output: SchedulerOutput, block_size: int) -> ND
     """Ids of the step's blocks that begin at or after the first token that is not computed yet."""
     ids = tables.block_ids[output.rows]
     position = tables.first_block[output.rows][:, None] + np.arange(ids.shape[1])
-    held = np.arange(ids.shape[1]) < tables.count[output.rows][:, None]
+    held = np.arange(ids.shape[1]) < tables.held[output.rows][:, None]
     return ids[held & (position * block_size >= output.num_computed[:, None])]
 
 

@@ -141,7 +141,7 @@ class ModelRunner:
         for group, tables in enumerate(blocks):
             ids = views[f"block_ids.{group}"]
             width = min(ids.shape[1], tables.block_ids.shape[1])
-            first, count = tables.first_block[output.rows], tables.count[output.rows]
+            first, count = tables.first_block[output.rows], tables.held[output.rows]
             live = np.arange(width) < count[:, None]
             ids[:rows, :width] = np.where(live, tables.block_ids[output.rows, :width], 0)
             views[f"first_block.{group}"][:rows] = first

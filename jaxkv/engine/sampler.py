@@ -2,8 +2,8 @@
 
 Top-k and top-p keep the logits above a threshold. The few best tokens decide it almost always; where they do
 not, bisection over the bits of a float32 finds it in 32 passes. On a vocabulary of 262,144 a sort takes ten
-times longer than the bisection. A draw takes one uniform number a row, which the host supplies (`draws`), by inverse
-transform over a sum of two levels. No row's token depends on what else is in the batch.
+times longer than the bisection. A draw takes one uniform number a row, which the host supplies (`draws`), by
+inverse transform over a sum of two levels. No row's token depends on what else is in the batch.
 """
 
 from typing import NamedTuple
@@ -138,7 +138,7 @@ def _bisect(holds, num_rows: int) -> jax.Array:
 
 
 def _draw(logits: jax.Array, uniform: jax.Array) -> jax.Array:
-    """One draw a row from softmax(logits): the first id at which the running sum of weights passes u * total."""
+    """One draw a row from softmax(logits): the first id at which the running sum passes u * total."""
     chunks = _in_chunks(jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True)), 0)
     chunk_ends = jnp.cumsum(jnp.sum(chunks, axis=-1), axis=-1)
     target = uniform * chunk_ends[:, -1]

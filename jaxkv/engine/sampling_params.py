@@ -1,6 +1,7 @@
 """How the tokens of one request are chosen, and when it ends."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxkv.errors import JaxkvError
@@ -32,8 +33,8 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int | None = None
     max_tokens: int = 16
-    stop: tuple[str, ...] = ()
-    stop_token_ids: tuple[int, ...] = ()
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     logprobs: int | None = None
 

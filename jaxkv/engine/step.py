@@ -47,11 +47,11 @@ class StepFunction:
     """
 
     graph: nnx.GraphDef
-    weights_tree: jax.tree_util.PyTreeDef
+    weights_tree: Any
     cache_layout: CacheLayout
     max_num_seqs: int
 
-    def __call__(
+    def step(
         self, weights: Weights, pages: jax.Array, previous: jax.Array, words: jax.Array, *, shape: StepShape
     ) -> StepOutputs:
         """weights: the leaves of the model's state. pages: the pool, donated. previous int32[max_num_seqs]:
@@ -68,7 +68,7 @@ class StepFunction:
     def _choose(
         self, model: Any, hidden: jax.Array, inputs: StepInputs, bucket: Bucket
     ) -> tuple[jax.Array, Logprobs]:
-        """Next tokens after the sampled positions, padded to max_num_seqs rows, and their log probabilities."""
+        """Next tokens after the sampled positions, padded to max_num_seqs rows, and their logprobs."""
         logits = self._logits(model, hidden, inputs, bucket)
         chosen = sample(logits, inputs.sampling)
         padding = self.max_num_seqs - bucket.num_seqs
@@ -83,8 +83,9 @@ class StepFunction:
         return jnp.pad(chosen, (0, padding)), logprobs
 
     def _logits(self, model: Any, hidden: jax.Array, inputs: StepInputs, bucket: Bucket) -> jax.Array:
-        """float32[S, V] at the sampled positions. Those of a large vocabulary are a good part of a step: a step
-        with prefill chunks computes none, one, or all rows, as it needs; rows that are not computed are zeros.
+        """float32[S, V] at the sampled positions. Those of a large vocabulary are a good part of a step: a
+        step with prefill chunks computes none, one, or all rows, as it needs; rows that are not computed are
+        zeros.
         """
         if bucket.decode_only:
             return model.logits(hidden[inputs.sampled])
@@ -107,7 +108,7 @@ class CompiledSteps:
     """
 
     def __init__(self, function: StepFunction, shapes: Sequence[StepShape]) -> None:
-        self._function = function
+        self.function = function
         self.shapes: Mapping[Bucket, StepShape] = {shape.bucket: shape for shape in shapes}
         self._compiled: dict[Bucket, Callable[..., StepOutputs]] = {}
         self.compile_seconds: dict[Bucket, float] = {}
@@ -116,8 +117,8 @@ class CompiledSteps:
         self, weights: Weights, pages: jax.Array, on_done: Callable[[Bucket], None] = lambda bucket: None
     ) -> None:
         """Compiles every bucket, calling `on_done` after each. Runs nothing."""
-        jitted = jax.jit(self._function, static_argnames="shape", donate_argnums=1)
-        previous = jax.ShapeDtypeStruct((self._function.max_num_seqs,), jnp.int32)
+        jitted = jax.jit(self.function.step, static_argnames="shape", donate_argnums=1)
+        previous = jax.ShapeDtypeStruct((self.function.max_num_seqs,), jnp.int32)
         for bucket, shape in self.shapes.items():
             start = time.perf_counter()
             words = jax.ShapeDtypeStruct((shape.num_words,), jnp.int32)

@@ -18,6 +18,8 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 SPACE = "\u2581"
 # What decoding writes for bytes that are not, or not yet, a whole character.
 REPLACEMENT = "\ufffd"
+# Tokens whose text a stream holds back before it looks for some that no later token can change.
+MAX_HELD_TOKENS = 8
 
 
 class _Backend(Protocol):
@@ -54,40 +56,56 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Decodes tokens as they come. The pieces, `finish()` included, join to what `decode` gives for all of
-    them.
+    """Decodes tokens as they come. The pieces, `finish()` included, join to what `decode` gives for all of them.
 
-    Text is held back while it ends in an unfinished character. Decoding starts a few tokens back each time,
-    so the cost of a token does not grow with the text, and the space that some tokenizers drop at the start
-    is not lost.
+    Text is held back while it ends in an unfinished character. Each time decoding starts at the last tokens given
+    out, so a token costs the same however long the text, and a space that a tokenizer drops at the start of a text
+    is not lost in its middle.
     """
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        self._shown = 0  # tokens of _ids whose text was given out
+        self._ids: list[int] = []  # the last tokens given out, then those held back
+        self._num_shown = 0  # how many of _ids were given out
 
     def push(self, token_id: int) -> str:
         """Adds a token; returns the text that is new and certain, often empty."""
         if token_id in self._tokenizer.special_token_ids:
             return ""
         self._ids.append(token_id)
-        new = self._new_text()
-        if new.endswith(REPLACEMENT):
+        end = self._num_certain()
+        if end == self._num_shown:
             return ""
-        self._ids = self._ids[self._shown :]
-        self._shown = len(self._ids)
+        new = self._text(end)
+        self._ids = self._ids[self._num_shown :]
+        self._num_shown = end - self._num_shown
         return new
 
     def finish(self) -> str:
         """The text held back at the end."""
-        new = self._new_text()
-        self._shown = len(self._ids)
+        new = self._text(len(self._ids))
+        self._num_shown = len(self._ids)
         return new
 
-    def _new_text(self) -> str:
-        shown = self._tokenizer.decode(self._ids[: self._shown])
-        return self._tokenizer.decode(self._ids)[len(shown) :]
+    def _num_certain(self) -> int:
+        """How many of _ids have text that no later token changes.
+
+        All of them, unless they end in bytes that are no character. These may be the beginning of one, which takes up
+        to three tokens; where many are held back, the ones before are given out as they are.
+        """
+        held = len(self._ids) - self._num_shown
+        whole = self._tokenizer.decode(self._ids)
+        if not whole.endswith(REPLACEMENT):
+            return len(self._ids)
+        if held > MAX_HELD_TOKENS:
+            for end in range(len(self._ids) - 3, self._num_shown, -1):
+                if self._tokenizer.decode(self._ids[:end]) + self._tokenizer.decode(self._ids[end:]) == whole:
+                    return end
+        return self._num_shown
+
+    def _text(self, end: int) -> str:
+        shown = self._tokenizer.decode(self._ids[: self._num_shown])
+        return self._tokenizer.decode(self._ids[:end])[len(shown) :]
 
 
 class _SentencePieceBackend:

@@ -35,7 +35,10 @@ def tiny(tiny_folder) -> LoadedModel:
 def bench(tiny) -> Bench:
     plan = tiny_plan(tiny, NUM_BLOCKS, batches_in_flight=2)
     buckets = make_buckets(
-        max_num_seqs=MAX_NUM_SEQS, max_num_batched_tokens=MAX_TOKENS_A_STEP, decode_seqs=(1,), prefill_tokens=(8,)
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_TOKENS_A_STEP,
+        decode_seqs=(1,),
+        prefill_tokens=(8,),
     )
     runner = PoisoningRunner(
         tiny.model,

@@ -35,4 +35,4 @@ def test_an_empty_stop_string_is_refused():
 
 def test_one_stop_string_may_be_given_bare():
     assert SamplingParams(stop="END").stop == ("END",)
-    assert SamplingParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)  # pyright: ignore[reportArgumentType]
+    assert SamplingParams(stop_token_ids=[3, 4]).stop_token_ids == (3, 4)

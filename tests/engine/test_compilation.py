@@ -1,0 +1,55 @@
+"""Nothing compiles after warm-up."""
+
+import jax
+import pytest
+
+from jaxkv.engine.buckets import Bucket
+from jaxkv.engine.engine import Prompt
+from jaxkv.engine.sampling_params import SamplingParams
+from jaxkv.engine.step import CompiledSteps
+from tests.engine.serving import answers, run_to_end
+
+
+@pytest.fixture
+def compilations():
+    """The events of JAX that mean a compilation, while the test runs."""
+    seen: list[str] = []
+
+    def note(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if "compile" in event or "trace" in event:
+            seen.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(note)
+    yield seen
+    jax.monitoring.unregister_event_duration_listener(note)
+
+
+def test_the_listener_notices_a_compilation(compilations):
+    jax.jit(lambda x: x * 3 + len(compilations))(1.5)
+    assert compilations
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_nothing_compiles_while_serving_whatever_the_mix(bench, compilations, overlap):
+    answers(bench.engine(overlap=overlap), [[7, 8, 9]], SamplingParams(temperature=0, max_tokens=2))
+    compilations.clear()
+    engine = bench.engine(overlap=overlap)
+    for i, params in enumerate(
+        [
+            SamplingParams(temperature=0, max_tokens=9, ignore_eos=True),
+            SamplingParams(temperature=0.8, top_k=5, top_p=0.9, seed=1, max_tokens=12, ignore_eos=True),
+            SamplingParams(temperature=1.2, max_tokens=3, logprobs=4),
+            SamplingParams(temperature=0, max_tokens=5, logprobs=0),
+            SamplingParams(temperature=1, top_p=0.5, max_tokens=7),
+        ]
+    ):
+        engine.add_request(Prompt(token_ids=range(20, 23 + 13 * i)), params)
+        engine.step()
+    run_to_end(engine)
+    assert compilations == []
+
+
+def test_a_step_of_a_shape_that_was_not_compiled_is_refused(bench):
+    steps = CompiledSteps(bench.runner.steps.function, [])
+    with pytest.raises(KeyError):
+        steps.run(Bucket(1, 1, True), (), bench.runner.pages, bench.runner.pages, None)
