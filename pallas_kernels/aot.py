@@ -10,18 +10,18 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 _ACCELERATOR_TYPES = {"v5e": "v5litepod-1", "v6e": "v6e-1", "tpu7x": "tpu7x-2"}
-_TOPOLOGIES = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "tpu7x": "tpu7x:1x1x1"}
+TPU_TOPOLOGIES = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "tpu7x": "tpu7x:1x1x1"}
 
 
 @cache
 def tpu_mesh(chip: str) -> Mesh:
     """A mesh of one described device of `chip`. Raises ValueError for an unknown chip."""
-    if chip not in _TOPOLOGIES:
-        raise ValueError(f"unknown chip {chip!r}, known: {', '.join(_TOPOLOGIES)}")
+    if chip not in TPU_TOPOLOGIES:
+        raise ValueError(f"unknown chip {chip!r}, known: {', '.join(TPU_TOPOLOGIES)}")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", _ACCELERATOR_TYPES[chip])
-    described = topologies.get_topology_desc(_TOPOLOGIES[chip], platform="tpu")
+    described = topologies.get_topology_desc(TPU_TOPOLOGIES[chip], platform="tpu")
     return Mesh(described.devices[:1], ("device",))
 
 

@@ -1,0 +1,106 @@
+"""Compiles every TPU kernel for chips that are not there, at published shapes; prints what the compiler says.
+
+    python scripts/check_kernels.py [--chip v5e] [--chip v6e] [--quick] [--static-cost-tool PATH] [--json]
+
+Needs libtpu, no accelerator. With a static cost tool (a program that takes `module:function --topology T
+--kwargs JSON --path DIR` and prints JSON with a list `kernels`) the modelled time, the bytes read and the
+share of peak bandwidth are shown as well.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+
+from kernel_cases import CASES, build  # noqa: E402
+
+from pallas_kernels.aot import TPU_TOPOLOGIES, compile_for_tpu  # noqa: E402
+
+COLUMNS = ("kernel", "shape", "chip", "alias MB", "temp MB", "us", "read MB", "bandwidth", "bound")
+
+
+def measure(name: str, chip: str, tool: str | None) -> dict[str, Any]:
+    """One row: compiled memory and, with a tool, the static cost of the kernel."""
+    case = CASES[name]
+    built = build(case)
+    compiled = compile_for_tpu(built.function, built.arguments, chip=chip, donate=built.donate)
+    memory = compiled.memory_analysis()
+    if memory is None:
+        raise RuntimeError("the compiler gave no memory analysis")
+    row: dict[str, Any] = {
+        "kernel": case.kernel,
+        "shape": name,
+        "chip": chip,
+        "alias MB": round(memory.alias_size_in_bytes / 1e6, 1),
+        "temp MB": round(memory.temp_size_in_bytes / 1e6, 2),
+    }
+    if tool is not None:
+        row |= static_cost(name, chip, tool)
+    return row
+
+
+def static_cost(name: str, chip: str, tool: str) -> dict[str, Any]:
+    """The tool's figures for the case's kernel; what it could not follow is said in `note`."""
+    command = [sys.executable, tool, "kernel_cases:for_cost_tool", "--topology", TPU_TOPOLOGIES[chip]]
+    command += ["--kwargs", json.dumps({"name": name}), "--path", str(ROOT), "--path", str(ROOT / "scripts")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        answer = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        return {"note": f"the tool gave no JSON (exit code {done.returncode})"}
+    if "kernels" not in answer:
+        return {"note": str(answer.get("error", "no kernels"))}
+    kernel = max(answer["kernels"], key=lambda k: k["time_us"])
+    unknown = kernel["unknown_smem_loads"] + kernel["unknown_vector_to_scalar"]
+    if unknown or kernel.get("sim_error"):
+        return {"note": f"no cost: {unknown} scalars the tool cannot follow, error {kernel.get('sim_error')}"}
+    return {
+        "us": kernel["time_us"],
+        "read MB": round(kernel["hbm_read_bytes"] / 1e6, 1),
+        "bandwidth": round(kernel["hbm_utilisation"], 2),
+        "bound": kernel["bound"],
+    }
+
+
+def main() -> int:
+    """Prints a table; exit code 1 if a kernel does not compile."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--chip", action="append", choices=sorted(TPU_TOPOLOGIES), help="default: v5e and v6e"
+    )
+    parser.add_argument("--quick", action="store_true", help="one shape of each kernel")
+    parser.add_argument("--static-cost-tool", metavar="PATH")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+
+    names = [name for name, case in CASES.items() if case.quick or not args.quick]
+    failed = False
+    if not args.json:
+        print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
+    for chip in args.chip or ["v5e", "v6e"]:
+        for name in names:
+            try:
+                row = measure(name, chip, args.static_cost_tool)
+            except Exception as error:  # whatever the compiler raises is this row's result
+                failed = True
+                row = {"kernel": CASES[name].kernel, "shape": name, "chip": chip, "note": str(error)[:300]}
+            if args.json:
+                print(json.dumps(row), flush=True)
+                continue
+            print("| " + " | ".join(str(row.get(c, "")) for c in COLUMNS) + " |", flush=True)
+            if "note" in row:
+                print(f"  {name} on {chip}: {row['note']}", file=sys.stderr)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
