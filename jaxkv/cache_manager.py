@@ -38,19 +38,17 @@ class KVCacheManager:
     """Owns the block pool of one plan and the tables of all requests that hold blocks.
 
     A request gets a row of the tables with its first `allocate_slots` and keeps it until `free`. Everything
-    completed
-    is cached as soon as it is full, and what a window or a recurrent state leaves behind is free at once:
+    completed is cached as soon as it is full, and what a window or a recurrent state leaves behind is free at
+    once:
     rows that `allocate_decodes` did not have to look at catch up before anything could tell the difference.
 
     plan: from jaxkv.planning. enable_caching: off, no block is ever shared.
     hash_algo: a name of jaxkv.hashing.HASHERS.
     retention_interval: 0 sparse, n tokens periodic, None dense; see jaxkv.retention.
     prefix_match_unit: hits may end inside a block, at any multiple of this (the plan's hash block); the block
-    is then
-      copied (`take_block_copies`). None: whole blocks only.
+    is then copied (`take_block_copies`). None: whole blocks only.
     num_hash_lookahead_tokens: tokens after a block that its hash covers too. Above 0, EAGLE groups need no
-    block after
-      the hit, because the hash already proves what the draft model read.
+    block after the hit, because the hash already proves what the draft model read.
     enable_kv_cache_events: collect events for `take_events`. residency_sampling: part of the blocks to
     follow.
     max_num_seqs: rows to start with; they grow by doubling.

@@ -1,8 +1,8 @@
 """Chained hashes of prefixes: the hash of a hash block stands for all tokens from the start up to its end.
 
 Two prefixes share cached blocks only where their hashes agree, so everything a block's content depends on
-goes
-in: the tokens, and the extra keys (cache salt, LoRA adapter, multimodal content). The hashes are the same in
+goes in: the tokens, and the extra keys (cache salt, LoRA adapter, multimodal content). The hashes are the
+same in
 every process and on every machine:
 
     root     = SHA-256("jaxkv prefix hash 1"), or H(root, encoded salt and adapter) where a request has any

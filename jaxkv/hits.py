@@ -14,16 +14,13 @@ class PrefixHit:
 
     num_tokens: tokens that need not be computed.
     tokens_by_group: what each group could serve by itself; 0 for groups that take no part, and for those that
-    need
-      nothing from the cache at their longest (a local chunk that ends there).
+    need nothing from the cache at their longest (a local chunk that ends there).
     limited_by: the group that made the hit shorter than the longest any group could serve, or None.
     lost_tokens: by how much.
     branch_point: where a longer prefix that some group holds ends, so that states and windows are worth
-    keeping
-      there; 0: nowhere beyond the hit.
+    keeping there; 0: nowhere beyond the hit.
     pending: a longer hit was passed over because its content is computed in the step being scheduled; it can
-    be had
-      in the next one.
+    be had in the next one.
     parts: by manager, the units of the hit. version: the pool's, when the hit was found.
     """
 

@@ -1,8 +1,8 @@
 """Keeps the accounts of running rows: caches what they complete, lets go of what they leave behind.
 
 Rows that advance in a steady decode step are not looked at. They are caught up with before anything could
-tell the
-difference: before a look-up, before the free blocks are counted, before a row's blocks are given back.
+tell the difference: before a look-up, before the free blocks are counted, before a row's blocks are given
+back.
 """
 
 import numpy as np

@@ -1,8 +1,8 @@
 """Hits that end inside a block (copy-on-write): the unit to copy the covered part from.
 
 A unit serves the first tokens of a block if it holds the whole block of this very prompt, or if a prefix that
-ends
-inside it was recorded for it: the tail of another prompt, or a block of a prompt that goes on differently.
+ends inside it was recorded for it: the tail of another prompt, or a block of a prompt that goes on
+differently.
 The copy is made before the step runs, so a unit whose content this very step computes is of no use yet.
 """
 

@@ -136,8 +136,7 @@ class BlockPool:
         """One holder less for each of int32[n] different units; `ends` int64[n] goes with them, if given.
 
         Units without content and without holder become plain ids. Returns the cached ones that nobody holds
-        any
-        more, in the order given: the caller must pass them to `enqueue`.
+        any more, in the order given: the caller must pass them to `enqueue`.
         """
         leaders = _as_index(leaders)
         refs = self.refs[leaders] - 1

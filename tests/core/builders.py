@@ -4,8 +4,6 @@ from collections.abc import Iterable, Sequence
 from math import gcd, lcm
 from typing import Any
 
-import numpy as np
-
 from jaxkv.cache_manager import Allocation, KVCacheManager
 from jaxkv.hits import PrefixHit
 from jaxkv.planning.plan import CacheGroup, CachePlan
@@ -179,7 +177,3 @@ def take_away(cache: KVCacheManager, num_blocks: int) -> None:
     """Makes the pool give out `num_blocks` ids and throws away what they held: eviction, on demand."""
     ids = cache.pool.take(0, num_blocks)
     cache.pool.drop(0, ids[0])
-
-
-def blank(length: int) -> np.ndarray:
-    return np.zeros(length, np.int32)
