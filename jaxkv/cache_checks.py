@@ -68,8 +68,8 @@ def _check_context_parallel(groups: Sequence[CacheGroup], size: int) -> None:
         if isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec | ScratchSpec) and spec.dcp_sharded:
             raise JaxkvError(
                 f"decode_context_parallel_size {size}: group {index} of kind {spec.kind!r} cannot be spread "
-                "over ranks; only full attention can, recurrent and replicated (dcp_sharded=False) groups are "
-                "copied"
+                "over ranks; only full attention can, recurrent and replicated (dcp_sharded=False) groups "
+                "are copied"
             )
 
 
@@ -88,8 +88,8 @@ def _check_hashing(plan: CachePlan, prefix_match_unit: int | None) -> None:
             )
         if isinstance(group.spec, MambaSpec) and group.spec.mamba_cache_mode == "align" and size % unit:
             raise JaxkvError(
-                f"group {index} keeps states every {size} tokens, which is not a multiple of the hash block of "
-                f"{unit}"
+                f"group {index} keeps states every {size} tokens, which is not a multiple of the hash block "
+                f"of {unit}"
             )
 
 

@@ -36,7 +36,7 @@ class PrefixIndex:
         return len(self.units)
 
     def add(self, hashes: list[bytes], leaders: NDArray[np.integer]) -> None:
-        """Records units that were not in the index. Hashes may be equal: of two requests that decode alike."""
+        """Records units that were not in the index. Some may be equal: of two requests that decode alike."""
         self._pool.hash_of[leaders] = hashes
         find_or_add = self.units.setdefault
         for block_hash, leader in zip(hashes, leaders.tolist(), strict=True):
