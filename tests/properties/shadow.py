@@ -129,7 +129,11 @@ class Shadow:
             if rule.kind in ("scratch", "mamba"):
                 continue
             table = np.asarray(row.tables[group], dtype=np.int64)
-            positions = np.arange(max(start, rule.first_needed_token(stop)) if row.brought else start, stop)
+            positions = np.arange(start, stop)
+            if row.brought:
+                # Whole blocks, from the first that is of use to a later token.
+                positions = positions[table[positions // rule.block_size] != 0]
+                assert set(range(rule.first_needed_token(stop), stop)) <= {*range(start), *positions.tolist()}
             blocks = table[positions // rule.block_size]
             assert (blocks != 0).all(), (
                 f"group {group}: tokens {start}..{stop} have no block in {table.tolist()}"

@@ -1,0 +1,101 @@
+"""Random requests, chunks, decodes, aborts, preemptions, resets and resumes: at least 100,000 operations.
+
+After every one the blocks are counted twice over, and every step reads exactly what its own tokens would have
+written (see shadow.py). A failure names the case and the seed that repeat it.
+
+A longer run: JAXKV_PROPERTY_OPERATIONS=2000000 python -m pytest tests/properties/test_random_traffic.py
+"""
+
+import os
+from collections.abc import Callable
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.properties.cache_driver import CacheDriver
+from tests.properties.scheduler_driver import SchedulerDriver
+from tests.properties.workload import CacheCase, cache_cases
+
+DEFAULT_OPERATIONS = 100_000
+OPERATIONS = int(os.environ.get("JAXKV_PROPERTY_OPERATIONS", DEFAULT_OPERATIONS))
+
+SEEDS = st.integers(0, 2**32)
+LENGTHS = st.sampled_from([20, 100, 400])
+
+
+class Budget:
+    """Counts operations down; hypothesis has no way to stop once enough was done."""
+
+    def __init__(self, operations: int) -> None:
+        self.left = operations
+
+    def run(self, drive: Callable[[], int]) -> None:
+        if self.left > 0:
+            self.left -= drive()
+
+
+def long_run(operations: int) -> settings:
+    """The default run repeats itself; longer ones look at other cases each time."""
+    return settings(
+        max_examples=max(20, operations // 100),
+        derandomize=OPERATIONS == DEFAULT_OPERATIONS,
+        deadline=None,
+        database=None,
+        suppress_health_check=list(HealthCheck),
+    )
+
+
+def test_the_cache_manager_serves_random_traffic_right() -> None:
+    operations = OPERATIONS * 6 // 10
+    budget = Budget(operations)
+    seen = {"hit tokens": 0, "did not fit": 0}
+
+    @long_run(operations)
+    @given(cache_cases(), SEEDS, LENGTHS)
+    def traffic(case: CacheCase, seed: int, length: int) -> None:
+        def drive() -> int:
+            driver = CacheDriver(case, seed)
+            driver.run(length)
+            seen["hit tokens"] += driver.num_hit_tokens
+            seen["did not fit"] += driver.num_refused
+            return driver.num_ops
+
+        budget.run(drive)
+
+    traffic()
+    assert budget.left <= 0
+    # The traffic is of use only if it hits and runs out of blocks now and then.
+    assert seen["hit tokens"] > operations // 10
+    assert seen["did not fit"] > operations // 100
+
+
+@pytest.mark.parametrize("batches_in_flight", [1, 2], ids=["one step at a time", "overlapping steps"])
+def test_the_scheduler_serves_random_traffic_right(batches_in_flight: int) -> None:
+    """No deadlock, nobody preempted again and again, and all blocks come back in the end."""
+    operations = OPERATIONS * 2 // 10
+    budget = Budget(operations)
+    seen = {"finished": 0, "preempted": 0}
+
+    @long_run(operations)
+    @given(
+        cache_cases(batches_in_flight=batches_in_flight),
+        SEEDS,
+        LENGTHS,
+        st.sampled_from([1, 2, 4, 8]),
+        st.sampled_from([0, 0, 5]),
+    )
+    def traffic(case: CacheCase, seed: int, length: int, max_num_seqs: int, threshold: int) -> None:
+        def drive() -> int:
+            driver = SchedulerDriver(case, seed, max_num_seqs=max_num_seqs, threshold=threshold)
+            driver.run(length)
+            seen["finished"] += driver.num_finished
+            seen["preempted"] += driver.scheduler.stats.num_preemptions
+            return driver.num_ops
+
+        budget.run(drive)
+
+    traffic()
+    assert budget.left <= 0
+    assert seen["finished"] > operations // 20
+    assert seen["preempted"] > operations // 500
