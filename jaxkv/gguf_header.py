@@ -18,6 +18,7 @@ SUPPORTED_VERSIONS = (2, 3)
 # Formats of the scalar value types, by their number in the file.
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
+MAX_ARRAY_DEPTH = 8
 
 
 class TensorInfo(NamedTuple):
@@ -58,6 +59,23 @@ class GGUFHeader:
         """Bytes read so far."""
         return self._at
 
+    @classmethod
+    def of_file(cls, path: Path) -> "GGUFHeader":
+        """The header of the file at `path`, mapped into memory."""
+        try:
+            return cls(memoryview(np.memmap(path, mode="r")), path)
+        except FileNotFoundError:
+            raise JaxkvError(f"there is no file {path}") from None
+        except JaxkvError:
+            raise
+        except (OSError, ValueError) as error:  # an empty file cannot be mapped
+            raise JaxkvError(f"cannot read {path}: {error}") from None
+
+    @property
+    def data(self) -> memoryview:
+        """The whole file."""
+        return self._data
+
     def read_metadata(self) -> dict[str, Any]:
         """All entries. Arrays of numbers are numpy arrays, arrays of strings lists."""
         metadata = {}
@@ -75,18 +93,22 @@ class GGUFHeader:
         sizes = np.frombuffer(self._take(8 * self._scalar("I")), "<u8").tolist()
         return TensorInfo(name, tuple(reversed(sizes)), self._scalar("I"), self._scalar("Q"))
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int = 0) -> Any:
         if kind in _SCALARS:
             return self._scalar(_SCALARS[kind])
         if kind == _STRING:
             return self._string()
         if kind != _ARRAY:
             raise JaxkvError(f"{self._path} has metadata of the unknown type {kind} before byte {self._at}")
+        if depth == MAX_ARRAY_DEPTH:
+            raise JaxkvError(
+                f"{self._path} has arrays nested too deep before byte {self._at}: over {depth} levels"
+            )
         item, length = self._scalar("I"), self._scalar("Q")
         if item in _SCALARS:
             dtype = np.dtype("<" + _SCALARS[item])
             return np.frombuffer(self._take(length * dtype.itemsize), dtype)
-        return [self._value(item) for _ in range(length)]
+        return [self._value(item, depth + 1) for _ in range(length)]
 
     def _scalar(self, code: str) -> Any:
         return struct.unpack("<" + code, self._take(struct.calcsize("<" + code)))[0]
@@ -95,13 +117,13 @@ class GGUFHeader:
         try:
             return str(self._take(self._scalar("Q")), "utf-8")
         except UnicodeDecodeError:
-            raise JaxkvError(f"{self._path} has a string that is not UTF-8 before byte {self._at}") from None
+            raise JaxkvError(f"{self._path} has a string that is no UTF-8 before byte {self._at}") from None
 
     def _take(self, num_bytes: int) -> memoryview:
         end = self._at + num_bytes
         if end > len(self._data):
             raise JaxkvError(
-                f"{self._path} is truncated: its header goes on to byte {end}, the file has {len(self._data)}"
+                f"{self._path} breaks off within its metadata: it has {len(self._data)} of {end} bytes"
             )
         taken = self._data[self._at : end]
         self._at = end

@@ -1,6 +1,7 @@
 """Makes tests/golden/: what transformers' Gemma3ForCausalLM answers, in float32.
 
-    python scripts/make_golden.py --gguf gemma-3-270m-q4_k_m.gguf    # writes gemma3_270m.npz
+    python scripts/make_golden.py --gguf gemma-3-270m-q4_k_m.gguf    # writes gemma3_270m.npz and
+                                                                     # gemma3_tokens.json
     python scripts/make_golden.py --tiny DIR                         # writes gemma3_tiny.npz
 
 Needs torch, transformers and gguf, which the tests do not. transformers reads the same file with its own name
@@ -13,11 +14,12 @@ token's), and `log_sum_i` (log of the sum of exponentials of the whole row, so t
 """
 
 import argparse
+import json
 from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden"
@@ -27,39 +29,95 @@ TOP = 16
 PROMPT_ROWS = 9
 
 TEXTS = (
-    """The lighthouse at the end of the bay had been dark for eleven years when the letter arrived. It was
-written in a careful hand, on paper that smelled of salt, and it asked only one thing of the old keeper: that he climb
-the stairs once more and light the lamp before the first storm of the autumn, because a ship was coming that nobody
-else expected.""",
-    """def merge_sorted(left: list[int], right: list[int]) -> list[int]:
-    \"\"\"Merges two sorted lists into one sorted list.\"\"\"
-    merged = []
-    i = j = 0
-    while i < len(left) and j < len(right):
-        if left[i] <= right[j]:
-            merged.append(left[i])
-            i += 1
-        else:
-""",
-    """Die Katze saß auf der Fensterbank und sah dem Schnee zu, der leise auf die Dächer der kleinen Stadt fiel. Im
-Zimmer war es warm, und aus der Küche kam der Geruch von frischem Brot. Niemand sprach, bis die alte Uhr im Flur zu
-schlagen begann und der Großvater langsam von seiner Zeitung aufblickte, als hätte er etwas vergessen.""",
-    """Q: What is the capital of France?
-A: Paris.
+    "The lighthouse at the end of the bay had been dark for eleven years when the letter "
+    "arrived. It was written in a careful hand, on paper that smelled of salt, and it asked only "
+    "one thing of the old keeper: that he climb the stairs once more and light the lamp before "
+    "the first storm of the autumn, for a ship was coming.",
+    'def merge_sorted(left: list[int], right: list[int]) -> list[int]:\n    """Merges two sorted '
+    'lists into one sorted list."""\n    merged = []\n    i = j = 0\n    while i < len(left) and j '
+    "< len(right):\n        if left[i] <= right[j]:\n            "
+    "merged.append(left[i])\n            i += 1\n        else:\n",
+    "Die Katze saß auf der Fensterbank und sah dem Schnee zu, der leise auf die Dächer der "
+    "kleinen Stadt fiel. Im Zimmer war es warm, und aus der Küche kam der Geruch von frischem "
+    "Brot. Niemand sprach, bis die alte Uhr im Flur zu schlagen begann und der Großvater langsam "
+    "von seiner Zeitung aufblickte, als hätte er etwas vergessen.",
+    "Days of the week, in order:\n1. Monday\n2. Tuesday\n3. Wednesday\n4. Thursday\n5. Friday\n6. "
+    "Saturday\n7. Sunday\n\nMonths of the year, in order:\n1. January\n2. February\n3. March\n4. April\n"
+    "5. May\n6. June\n7. July\n8. August\n",
+    "東京の冬は乾いていて、空がとても青い。朝の電車は混んでいるが、公園まで歩くと、"
+    "静かな池のそばで鳥の声が聞こえる。今日は友達と一緒に小さな喫茶店へ行って、"
+    "窓の近くの席に座り、温かいお茶を飲みながら、来年の旅行について話した。",
+)
 
-Q: What is the largest planet of the solar system?
-A: Jupiter.
-
-Q: Who wrote the play "Hamlet"?
-A: William Shakespeare.
-
-Q: How many sides does a hexagon have?
-A: Six.
-
-Q: What is the chemical symbol of gold?
-A:""",
-    """東京の冬は乾いていて、空がとても青い。朝の電車は混んでいるが、公園まで歩くと、静かな池のそばで鳥の声が聞こえる。
-今日は友達と一緒に小さな喫茶店へ行って、窓の近くの席に座り、温かいお茶を飲みながら、来年の旅行について話した。それから本屋に寄った。""",
+AWKWARD_TEXTS = (
+    "",
+    "a",
+    " ",
+    " a",
+    "  a",
+    "a  b",
+    " leading",
+    "trailing ",
+    "   three",
+    "\n",
+    "\n\n",
+    "a\n\n\nb",
+    "\t\tx",
+    "\r\n",
+    " " * 31,
+    "\n" * 40,
+    "\t" * 40,
+    "A" * 100,
+    "abc" * 60,
+    "    def f(self):\n        return 1\n",
+    "naïve café",
+    "e\u0301",
+    "日本語のテキスト",
+    "한국어",
+    "עברית",
+    "العربية",
+    "हिन\u094dदी",
+    "ไทย",
+    "İstanbul ß",
+    "🤖",
+    "👩\u200d👩\u200d👧\u200d👦 family",
+    "𝔘𝔫𝔦𝔠𝔬𝔡𝔢",
+    "\u00a0nbsp\u2003em\u3000wide",
+    "\u200bzero\u200dwidth",
+    "\ufeffbom",
+    "\x00\x01",
+    "a\x7fb",
+    "\U0010ffff",
+    "\ue000",
+    "ﬁ ①② ｆｕｌｌ",
+    "▁",
+    "▁▁a",
+    "a▁b",
+    "ᐛ╾▥籙",
+    "<bos>",
+    "<eos>x",
+    "<pad>",
+    "<mask>",
+    "[multimodal]",
+    "<start_of_image>",
+    "<unused1>",
+    "<0x41>",
+    "<0xFF>",
+    "<start_of_turn>user\nhi<end_of_turn>\n<start_of_turn>model\n",
+    "<end_of_turn",
+    "< eos >",
+    "Hi<eos>World",
+    "<h1>title</h1>",
+    "<table><tr><td>1</td></tr></table>",
+    "</s><s>",
+    "<|endoftext|>",
+    "1234567890",
+    "3.14159",
+    "x=1;y=2",
+    "don't",
+    "http://example.com/a?b=c&d=%20",
+    "C:\\path\\n",
+    "$\\alpha^2$",
 )
 
 
@@ -111,6 +169,18 @@ def save(name: str, model: torch.nn.Module, prompts: list[list[int]], stride: in
     np.savez_compressed(GOLDEN / name, **arrays)
 
 
+def save_tokens(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Awkward texts and their ids.
+
+    Not among them: runs of more than 31 spaces, where SentencePiece takes the longest token first, as
+    llama.cpp does, and transformers' conversion merges by score; and "<unk>" written out, which SentencePiece
+    takes for plain text.
+    """
+    ids = {text: tokenizer.encode(text, add_special_tokens=False) for text in AWKWARD_TEXTS}
+    lines = (f"{json.dumps(text)}: {json.dumps(ids[text])}" for text in ids)
+    (GOLDEN / "gemma3_tokens.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
 def from_gguf(path: Path) -> None:
     folder, file = str(path.parent), path.name
     tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=file)
@@ -118,6 +188,7 @@ def from_gguf(path: Path) -> None:
         folder, gguf_file=file, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     print(model.config)
+    save_tokens(tokenizer)
     bos = tokenizer.convert_tokens_to_ids("<bos>")
     texts = [*TEXTS, (ROOT / "LICENSE").read_text(encoding="utf-8")]
     lengths = [SHORT_PROMPT] * len(TEXTS) + [LONG_PROMPT]

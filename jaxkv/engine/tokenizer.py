@@ -56,11 +56,12 @@ class Tokenizer:
 
 
 class StreamDecoder:
-    """Decodes tokens as they come. The pieces, `finish()` included, join to what `decode` gives for all of them.
+    """Decodes tokens as they come. The pieces, `finish()` included, join to what `decode` gives for all of
+    them (`tokenizers` may decode bytes that are no character otherwise once more of them are there).
 
-    Text is held back while it ends in an unfinished character. Each time decoding starts at the last tokens given
-    out, so a token costs the same however long the text, and a space that a tokenizer drops at the start of a text
-    is not lost in its middle.
+    Text is held back while it ends in an unfinished character. Each time decoding starts at the last tokens
+    given out, so a token costs the same however long the text, and a space that a tokenizer drops at the
+    start of a text is not lost in its middle.
     """
 
     def __init__(self, tokenizer: Tokenizer):
@@ -90,8 +91,8 @@ class StreamDecoder:
     def _num_certain(self) -> int:
         """How many of _ids have text that no later token changes.
 
-        All of them, unless they end in bytes that are no character. These may be the beginning of one, which takes up
-        to three tokens; where many are held back, the ones before are given out as they are.
+        All of them, unless they end in bytes that are no character. These may be the beginning of one, which
+        takes up to three tokens; where many are held back, the ones before are given out as they are.
         """
         held = len(self._ids) - self._num_shown
         whole = self._tokenizer.decode(self._ids)

@@ -29,7 +29,7 @@ class GGUFFile:
     metadata: every entry of the header; arrays of numbers are numpy arrays, arrays of strings lists.
     tensors: by name.
 
-    Raises JaxkvError for a file that is missing, not GGUF, of another version, or truncated.
+    Raises JaxkvError for a file that is missing, not GGUF, of another version, or breaks off.
     """
 
     metadata: dict[str, Any]
@@ -37,13 +37,8 @@ class GGUFFile:
 
     def __init__(self, path: Path):
         self.path = path
-        try:
-            self._data = np.memmap(path, mode="r")
-        except FileNotFoundError:
-            raise JaxkvError(f"there is no file {path}") from None
-        except (OSError, ValueError) as error:  # an empty file cannot be mapped
-            raise JaxkvError(f"cannot read {path}: {error}") from None
-        header = GGUFHeader(memoryview(self._data), path)
+        header = GGUFHeader.of_file(path)
+        self._data = np.frombuffer(header.data, np.uint8)
         self.metadata = header.read_metadata()
         infos = header.read_tensors()
         alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
@@ -86,7 +81,7 @@ class GGUFFile:
         end = tensor.offset + tensor.num_bytes
         if end > len(self._data):
             raise JaxkvError(
-                f"{self.path} is truncated: tensor {info.name} ends at byte {end}, "
+                f"{self.path} breaks off: tensor {info.name} ends at byte {end}, "
                 f"the file has {len(self._data)}"
             )
         return tensor

@@ -28,7 +28,7 @@ def load_gguf(path: Path, name: str, dtype: str) -> LoadedModel:
     try:
         family = family_of_gguf(_required(metadata, "general.architecture", path))
         config = family.config_from_gguf(metadata)
-        tokenizer = _tokenizer(metadata, path)
+        tokenizer = read_tokenizer(metadata, path)
         model = build_model(lambda: family.make_model(config, jnp.dtype(dtype)), family.gguf_names, file)
     except JaxkvError:
         raise
@@ -52,7 +52,9 @@ def _required(metadata: Mapping[str, Any], key: str, path: Path) -> Any:
     return metadata[key]
 
 
-def _tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
+def read_tokenizer(metadata: Mapping[str, Any], path: Path) -> Tokenizer:
+    """The tokenizer in a file's metadata; `path` is for messages. JaxkvError for what is missing or of
+    another kind."""
     kind = _required(metadata, "tokenizer.ggml.model", path)
     if kind != "llama":
         raise JaxkvError(
