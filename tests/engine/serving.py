@@ -70,7 +70,6 @@ class Bench:
         plan = tiny_plan(self.loaded, num_blocks, batches_in_flight=2 if overlap else 1)
         cache_manager = KVCacheManager(plan, enable_caching=caching, max_num_seqs=max_num_seqs)
         self.runner.buckets = self.buckets if buckets is None else tuple(buckets)
-        self.runner.cache_manager = cache_manager
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens_a_step, async_scheduling=overlap
         )

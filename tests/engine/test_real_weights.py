@@ -1,4 +1,4 @@
-"""Gemma 3 270M, the packaged weights in float32, against greedy tokens of transformers (`scripts/make_golden.py`)."""
+"""Gemma 3 270M, packaged weights in float32, against transformers' greedy tokens (scripts/make_golden.py)."""
 
 from pathlib import Path
 
