@@ -62,7 +62,7 @@ class SchedulerDriver:
         self.num_ops = 0
         self.num_finished = 0
 
-    def run(self, num_steps: int, arrival_rate: float = 0.4) -> None:
+    def run(self, num_steps: int, arrival_rate: float = 0.5) -> None:
         """`num_steps` steps with arrivals and aborts, then without until all requests have ended."""
         for _ in range(num_steps):
             if self.rng.random() < arrival_rate and len(self.live) < 12:
@@ -89,13 +89,13 @@ class SchedulerDriver:
 
     def add(self) -> None:
         salt = self.rng.choice([None, None, None, "tenant"])
-        prompt = self.prompts.prompt(LIMIT - 1)
-        max_tokens = self.rng.choice([1, 2, self.rng.randint(1, 40)])
+        prompt = self.prompts.prompt(self.rng.choice([8, 30, LIMIT - 1]))
+        max_tokens = self.rng.choice([1, self.rng.randint(1, 40), LIMIT])
         request = Request(
             f"r{self.num_requests}", prompt, max_tokens, cache_salt=salt, end_token_ids=(END_TOKEN,)
         )
         self.num_requests += 1
-        tokens = prompt + [self.rng.choice([0, 0, 1, 1, END_TOKEN]) for _ in range(max_tokens + 1)]
+        tokens = prompt + self.rng.choices([0, 1, END_TOKEN], [10, 5, 1], k=max_tokens + 1)
         prefixes = self.prefix_ids.of(salt, tokens)
         # A plan holds blocks for a request of the maximum length, so none of these may be refused.
         self.scheduler.add_request(request)

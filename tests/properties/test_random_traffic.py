@@ -38,7 +38,7 @@ class Budget:
 def long_run(operations: int) -> settings:
     """The default run repeats itself; longer ones look at other cases each time."""
     return settings(
-        max_examples=max(20, operations // 100),
+        max_examples=max(50, operations // 20),
         derandomize=OPERATIONS == DEFAULT_OPERATIONS,
         deadline=None,
         database=None,
@@ -47,7 +47,7 @@ def long_run(operations: int) -> settings:
 
 
 def test_the_cache_manager_serves_random_traffic_right() -> None:
-    operations = OPERATIONS * 6 // 10
+    operations = OPERATIONS * 7 // 10
     budget = Budget(operations)
     seen = {"hit tokens": 0, "did not fit": 0}
 
@@ -73,7 +73,7 @@ def test_the_cache_manager_serves_random_traffic_right() -> None:
 @pytest.mark.parametrize("batches_in_flight", [1, 2], ids=["one step at a time", "overlapping steps"])
 def test_the_scheduler_serves_random_traffic_right(batches_in_flight: int) -> None:
     """No deadlock, nobody preempted again and again, and all blocks come back in the end."""
-    operations = OPERATIONS * 2 // 10
+    operations = OPERATIONS * 3 // 20
     budget = Budget(operations)
     seen = {"finished": 0, "preempted": 0}
 

@@ -124,7 +124,7 @@ def cache_cases(draw: st.DrawFn, max_groups: int = 5, batches_in_flight: int = 1
     alone = sum(plan.blocks_per_request)
     return dataclasses.replace(
         case,
-        num_blocks=1 + alone + draw(st.integers(0, 3 * alone)),
+        num_blocks=1 + alone + draw(st.sampled_from([0, alone // 8, alone // 2, alone, 3 * alone])),
         retention_interval=draw(st.sampled_from([None, 0, plan.scheduler_block_size * 2])),
     )
 
