@@ -34,8 +34,10 @@ def allocate_decodes(
     capacity = cache.rows.capacity
     # Seen without their sign, negative rows are too large as well.
     if int(rows.view(np.uintp).max()) >= len(capacity):
-        raise JaxkvError(f"rows {rows.min()} to {rows.max()} are not all in the table of {len(capacity)} rows")
-    due = np.flatnonzero(after > capacity[rows])
+        raise JaxkvError(
+            f"rows {rows.min()} to {rows.max()} are not all in the table of {len(capacity)} rows"
+        )
+    (due,) = (after > capacity[rows]).nonzero()
     done = len(rows)
     if len(due):
         # A row without a request has no capacity, so it is among these.
