@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxkv.specs import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from models.causal_lm import CausalLM
 from models.gemma3_config import Gemma3Config
 from models.linear import linear, vocabulary_logits
 from models.paged_cache import PagedCache
@@ -94,7 +95,7 @@ class Layer(nnx.Module):
         return x + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x))), cache
 
 
-class Gemma3ForCausalLM(nnx.Module):
+class Gemma3ForCausalLM(CausalLM):
     """Weights and activations in `dtype`; norms, rotations, softmax and logits in float32."""
 
     def __init__(self, config: Gemma3Config, dtype: jnp.dtype):
@@ -106,8 +107,6 @@ class Gemma3ForCausalLM(nnx.Module):
     def __call__(
         self, tokens: jax.Array, positions: jax.Array, cache: PagedCache
     ) -> tuple[jax.Array, PagedCache]:
-        """Runs tokens int32[T] at positions int32[T] of their sequences: hidden states [T, D] and the new
-        cache."""
         config = self.config
         embed_scale = jnp.asarray(math.sqrt(config.hidden_size), self.dtype)
         x = self.embedding[tokens] * embed_scale
@@ -118,7 +117,6 @@ class Gemma3ForCausalLM(nnx.Module):
         return self.norm(x), cache
 
     def logits(self, hidden: jax.Array) -> jax.Array:
-        """Scores of the next token, float32[N, V], for hidden[N, D]."""
         scores = vocabulary_logits(hidden, self.embedding[...])
         cap = self.config.final_logit_softcap
         return scores if cap is None else jnp.tanh(scores / cap) * cap

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax.numpy as jnp
-from flax import nnx
 
 from jaxkv.specs import KVCacheSpec
 from models import gemma3, gemma3_names
+from models.causal_lm import CausalLM
 from models.checkpoint import NameMap
 from models.gemma3_config import Gemma3Config
 
@@ -21,7 +21,7 @@ class ModelFamily:
     gguf_architectures: values of "general.architecture" in GGUF files.
     config_from_hf, config_from_gguf: config.json or GGUF metadata to a config; ValueError where it is not
     right.
-    make_model: a config and a dtype to a model (a Flax module with `__call__` and `logits`).
+    make_model: a config and a dtype to a model, its weights zero.
     cache_specs: a config, a block size and a dtype's name to what each layer keeps, by layer name.
     hf_names, gguf_names: where the parameters are in a checkpoint.
     hf_text_prefixes: what may stand for "model." in checkpoints that hold more than the text model.
@@ -32,7 +32,7 @@ class ModelFamily:
     gguf_architectures: tuple[str, ...]
     config_from_hf: Callable[[Mapping[str, Any]], Any]
     config_from_gguf: Callable[[Mapping[str, Any]], Any]
-    make_model: Callable[[Any, jnp.dtype], nnx.Module]
+    make_model: Callable[[Any, jnp.dtype], CausalLM]
     cache_specs: Callable[[Any, int, str], dict[str, KVCacheSpec]]
     hf_names: NameMap
     gguf_names: NameMap

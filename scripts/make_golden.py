@@ -18,8 +18,12 @@ import json
 from pathlib import Path
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerBase
+import torch  # pyright: ignore[reportMissingImports] (in an environment of its own)
+from transformers import (  # pyright: ignore[reportMissingImports]
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerBase,
+)
 
 ROOT = Path(__file__).parent.parent
 GOLDEN = ROOT / "tests" / "golden"
@@ -166,7 +170,7 @@ def save(name: str, model: torch.nn.Module, prompts: list[list[int]], stride: in
     for index, prompt in enumerate(prompts):
         arrays |= {f"{key}_{index}": value for key, value in answer(model, prompt, stride).items()}
     GOLDEN.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(GOLDEN / name, **arrays)
+    np.savez_compressed(GOLDEN / name, allow_pickle=False, **arrays)
 
 
 def save_tokens(tokenizer: PreTrainedTokenizerBase) -> None:

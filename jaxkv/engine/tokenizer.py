@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 import sentencepiece
 import tokenizers
-from sentencepiece import sentencepiece_model_pb2
+from sentencepiece import sentencepiece_model_pb2 as sentencepiece_proto
 
 from jaxkv.errors import JaxkvError
 
@@ -154,7 +154,7 @@ def tokenizer_from_vocabulary(
         )
     if not 0 <= unknown_token_id < len(tokens):
         raise JaxkvError(f"unknown token id {unknown_token_id} is outside the vocabulary of {len(tokens)}")
-    proto = sentencepiece_model_pb2.ModelProto()
+    proto = sentencepiece_proto.ModelProto()  # pyright: ignore[reportAttributeAccessIssue] (made on import)
     special = set()
     for index, (token, score, kind) in enumerate(
         zip(tokens, np.asarray(scores).tolist(), np.asarray(types).tolist(), strict=True)
@@ -166,7 +166,7 @@ def tokenizer_from_vocabulary(
         if index == unknown_token_id:
             kind = UNKNOWN
         proto.pieces.add(piece=token, score=score, type=kind)
-    proto.trainer_spec.model_type = sentencepiece_model_pb2.TrainerSpec.BPE
+    proto.trainer_spec.model_type = proto.trainer_spec.BPE
     proto.trainer_spec.byte_fallback = BYTE in types
     proto.trainer_spec.unk_id = unknown_token_id
     proto.trainer_spec.unk_surface = ""

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from jaxkv.specs import FullAttentionSpec, KVCacheSpec
+from jaxkv.specs import AttentionSpec, FullAttentionSpec, KVCacheSpec
+from models.causal_lm import CausalLM
 from models.paged_cache import CacheLayout, LayerPlace, PagedCache
 from pallas_kernels import AttentionPageLayout, GroupTable, RaggedBatch
 
@@ -32,7 +33,7 @@ class PagedRunner:
 
     def __init__(
         self,
-        model: nnx.Module,
+        model: CausalLM,
         specs: dict[str, KVCacheSpec],
         *,
         num_sequences: int,
@@ -45,6 +46,7 @@ class PagedRunner:
             for full in (True, False)
         ]
         spec = next(iter(specs.values()))
+        assert isinstance(spec, AttentionSpec)
         page = AttentionPageLayout.fitting(
             block_size=spec.block_size,
             num_kv_heads=spec.num_kv_heads,
@@ -99,14 +101,14 @@ class PagedRunner:
             block_ids[:, row] = self.block_ids[:, chunk.sequence]
             at = end
         batch = RaggedBatch(
-            positions=positions,
-            seq_ids=seq_ids,
-            query_starts=starts,
-            seq_lens=lens,
-            num_decodes=np.int32(sum(len(chunk.tokens) == 1 for chunk in chunks)),
-            num_seqs=np.int32(len(chunks)),
+            positions=jnp.asarray(positions),
+            seq_ids=jnp.asarray(seq_ids),
+            query_starts=jnp.asarray(starts),
+            seq_lens=jnp.asarray(lens),
+            num_decodes=jnp.int32(sum(len(chunk.tokens) == 1 for chunk in chunks)),
+            num_seqs=jnp.int32(len(chunks)),
         )
-        tables = tuple(GroupTable(ids, np.zeros(rows, np.int32)) for ids in block_ids)
+        tables = tuple(GroupTable(jnp.asarray(ids), jnp.zeros(rows, jnp.int32)) for ids in block_ids)
         hidden, self.pages = self._step(self.state, self.pages, tokens, batch, tables)
         by_row = np.split(np.asarray(hidden), starts[1 : len(chunks)])
         return [by_row[order.index(i)][: len(chunks[i].tokens)] for i in range(len(chunks))]

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from jaxkv.engine.loading import LoadedModel, load_model
+from models.gemma3 import Gemma3ForCausalLM
 from scripts.make_tiny_checkpoint import write_checkpoint
 from tests.models.golden import answers
 from tests.models.paged import Chunk, PagedRunner
@@ -81,6 +82,7 @@ def test_decodes_and_chunks_of_four_sequences_in_one_batch(runner):
 def test_bfloat16_stays_near_the_known_logits(tmp_path):
     write_checkpoint("gemma3", tmp_path)
     loaded = load_model(tmp_path, "bfloat16")
+    assert isinstance(loaded.model, Gemma3ForCausalLM)
     assert loaded.model.embedding.dtype == jnp.bfloat16
     runner = make_runner(loaded)
     chunk = Chunk(LONGEST, 0, ANSWERS[LONGEST].tokens)

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-from flax import nnx
-
 from jaxkv.engine.tokenizer import Tokenizer
 from jaxkv.errors import JaxkvError
 from jaxkv.specs import KVCacheSpec
+from models.causal_lm import CausalLM
 from models.registry import ModelFamily
 
 # Dtypes a model can be run in.
@@ -29,7 +28,6 @@ class LoadedModel:
     """A model with its weights.
 
     name: what the user asked for, for messages.
-    model: a Flax module, `__call__(tokens, positions, cache)` and `logits(hidden)`.
     dtype: of weights and activations.
     end_token_ids: generation stops at any of them.
     max_model_len: the longest sequence the model was made for.
@@ -38,7 +36,7 @@ class LoadedModel:
     name: str
     family: ModelFamily
     config: Any
-    model: nnx.Module
+    model: CausalLM
     dtype: str
     tokenizer: Tokenizer
     end_token_ids: tuple[int, ...]

@@ -240,5 +240,5 @@ def test_packaged_model_without_its_package(monkeypatch):
 
 
 def test_loaded_model_lies_on_the_default_device(folder):
-    loaded = load_model(folder)
-    assert loaded.model.embedding.get_value().devices() == {jax.devices()[0]}
+    parameters = jax.tree.leaves(nnx.state(load_model(folder).model))
+    assert all(value.devices() == {jax.devices()[0]} for value in parameters)
