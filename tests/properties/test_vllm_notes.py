@@ -76,7 +76,7 @@ def big_model(num_full: int, num_window: int) -> dict[str, KVCacheSpec]:
 
 def test_one_odd_layer_does_not_make_62_groups() -> None:
     layers = big_model(1, 61)
-    config = {"max_model_len": 32768, "page_alignment_bytes": 1}
+    config: dict[str, Any] = {"max_model_len": 32768, "page_alignment_bytes": 1}
     assert len(make_plan(layers, PlanConfig(policy="unified", **config), 1 << 34).groups) == 62
     split = make_plan(layers, PlanConfig(policy="split", **config), 1 << 34)
     assert len(split.groups) <= 32
@@ -88,7 +88,7 @@ def test_a_small_attention_page_is_not_padded_to_a_recurrent_state() -> None:
     assert (attention.page_size_bytes, state.page_size_bytes) == (8192, 36864)
     layers: dict[str, KVCacheSpec] = {f"state.{i}": state for i in range(6)}
     layers |= {f"full.{i}": attention for i in range(6)}
-    config = {"max_model_len": 32768, "page_alignment_bytes": 1}
+    config: dict[str, Any] = {"max_model_len": 32768, "page_alignment_bytes": 1}
     unified = make_plan(layers, PlanConfig(policy="unified", **config), 1 << 34)
     split = make_plan(layers, PlanConfig(policy="split", **config), 1 << 34)
     assert waste_of(unified, 8192).wasted_fraction > 0.7
