@@ -93,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
     if bool(models) == bool(args.layers):
         raise JaxkvError("give either models or --layers FILE")
     studies = [study_of(args, model) for model in models or [None]]
-    page = html_page(studies) if args.html else None
+    if args.html:
+        _write(args.html, html_page(studies))
     if args.json:
         reports = [study_report(study) for study in studies]
         print(json.dumps(reports[0] if len(reports) == 1 else reports, indent=1))
@@ -101,9 +102,11 @@ def run(args: argparse.Namespace) -> int:
         print(format_comparison(studies))
     else:
         print("\n\n".join(format_study(study) for study in studies))
-    if page is not None:
-        try:
-            Path(args.html).write_text(page, encoding="utf-8")
-        except OSError as error:
-            raise JaxkvError(f"cannot write --html {args.html}: {error.strerror}") from None
     return 0
+
+
+def _write(path: str, page: str) -> None:
+    try:
+        Path(path).write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise JaxkvError(f"cannot write --html {path}: {error.strerror}") from None

@@ -6,7 +6,7 @@ from html import escape
 from typing import NamedTuple
 
 from jaxkv.memory_size import format_bytes
-from jaxkv.planning.plan import CachePlan
+from jaxkv.planning.plan import CacheGroup, CachePlan
 from jaxkv.planning.report import reach_of
 from jaxkv.planning.table import short_names
 from jaxkv.planning.waste import waste_by_group, waste_of
@@ -26,9 +26,13 @@ CAUSES = {
     "padding_layers": "empty layer slots",
     "page_padding": "page padding",
     "block_tail": "ends of blocks",
+    "out_of_reach": "out of reach",
     "reserved_states": "reserved states",
 }
 WIDTH = 860
+
+WIDEST_BAR = 2.0
+"""Times what a request needs."""
 
 
 def kind_class(spec: KVCacheSpec) -> str:
@@ -70,21 +74,35 @@ def _svg(height: float, parts: Sequence[str], label: str) -> str:
     )
 
 
-def pool_drawing(plan: CachePlan) -> str:
-    """One row a group: what lies under the block ids that go together, page by page, to scale.
+def alike(plan: CachePlan) -> list[range]:
+    """Runs of groups that look the same: one spec, as many layers, as many blocks a state."""
+    runs: list[range] = []
+    for index, group in enumerate(plan.groups):
+        key = (group.spec, len(group.layer_names), group.blocks_per_state)
+        first = plan.groups[runs[-1].start] if runs else None
+        if first is not None and key == (first.spec, len(first.layer_names), first.blocks_per_state):
+            runs[-1] = range(runs[-1].start, index + 1)
+        else:
+            runs.append(range(index, index + 1))
+    return runs
 
-    A page's width is its share of the widest row; the coloured part of it is content, the hatched part padding,
-    and empty slots are outlined. A group of many blocks (a spread state) is drawn as one strip.
+
+def pool_drawing(plan: CachePlan) -> str:
+    """One row for all groups that look alike: what lies under the block ids that go together, page by page.
+
+    The coloured part of a page is content, to scale, the hatched part padding; empty slots are outlined. A group
+    whose states are spread over many blocks is drawn as one strip of them all.
     """
-    left, right, row, gap = 190, 150, 26, 8
+    left, right, row, gap = 210, 190, 26, 8
     area = WIDTH - left - right
     parts: list[str] = []
     y = 6.0
-    for index, group in enumerate(plan.groups):
+    for run in alike(plan):
+        group = plan.groups[run.start]
         pages = plan.layer_slots * group.blocks_per_state
-        unit = area / plan.layer_slots if group.blocks_per_state == 1 else area / pages
-        label = f"{index}  {kind_label(group.spec)}"
-        parts.append(_text(0, y + 17, label, "label"))
+        unit = area / pages
+        numbers = f"{run.start}" if len(run) == 1 else f"{run.start} to {run.stop - 1}"
+        parts.append(_text(0, y + 17, f"{numbers}: {kind_label(group.spec)}", "label"))
         used = 0
         for position, name in enumerate(group.layer_names):
             place = plan.layer_location(name)
@@ -93,25 +111,30 @@ def pool_drawing(plan: CachePlan) -> str:
             x, width = left + place.slot * unit, place.num_slots * unit
             inset = 1.0 if width > 4 else 0.0
             title = f"{name}: {format_bytes(spec.unpadded_page_size_bytes)} in {place.num_slots} page(s)"
-            parts.append(Rect(x, y, width - inset, row, "pad", f"{name}: page padding").svg())
+            if share < 1:
+                parts.append(Rect(x, y, width - inset, row, "pad", f"{name}: page padding").svg())
             parts.append(Rect(x, y, (width - inset) * share, row, kind_class(spec), title).svg())
             used += place.num_slots
         if used < pages:
             x = left + used * unit
             parts.append(Rect(x, y, left + area - x - 1, row, "empty", f"{pages - used} empty page(s)").svg())
-        note = f"{group.block_size} tokens"
-        if group.blocks_per_state > 1:
-            note = f"{group.blocks_per_state} blocks a state"
-        parts.append(_text(WIDTH - right + 10, y + 17, note, "note"))
+        parts.append(_text(WIDTH - right + 10, y + 17, _row_note(group, len(run)), "note"))
         y += row + gap
     return _svg(y, parts, "pages under the block ids of each group")
 
 
-def length_drawing(plan: CachePlan, top_bytes: int, longest: int) -> str:
+def _row_note(group: CacheGroup, count: int) -> str:
+    note = f"{group.block_size} tokens a block"
+    if group.blocks_per_state > 1:
+        note = f"{group.blocks_per_state:,} blocks a state"
+    return note if count == 1 else f"{note}, {count} groups"
+
+
+def length_drawing(plan: CachePlan, truth: CachePlan, top_bytes: int, longest: int) -> str:
     """Bytes of one request over its length, stacked by kind, up to `longest` tokens and `top_bytes`; the dashed
-    line is what a byte-exact allocator would hold.
+    line is what a byte-exact allocator would hold of the layers as `truth` knows them.
     """
-    left, right, top, height = 78, 20, 12, 230
+    left, right, top, height = 78, 20, 12, 190
     area = WIDTH / 2 - left - right
     lengths = [max(longest * i // 64, 1) for i in range(65)]
     stacks = _by_kind(plan, lengths)
@@ -139,7 +162,7 @@ def length_drawing(plan: CachePlan, top_bytes: int, longest: int) -> str:
             f'<polygon points="{" ".join(outline)}" class="{css}"><title>{escape(title)}</title></polygon>'
         )
         below = above
-    need = [waste_of(plan, n, reserved=False).needed_bytes for n in lengths]
+    need = [waste_of(truth, n, reserved=False).needed_bytes for n in lengths]
     points = " ".join(f"{x(i):.1f},{y(need[i]):.1f}" for i in range(len(lengths)))
     parts.append(f'<polyline points="{points}" class="need"><title>byte-exact</title></polyline>')
     for step in range(3):
@@ -160,12 +183,17 @@ def _by_kind(plan: CachePlan, lengths: Sequence[int]) -> list[tuple[str, str, li
         for group, waste in zip(plan.groups, waste_by_group(plan, length), strict=True):
             key = (kind_label(group.spec), kind_class(group.spec))
             found.setdefault(key, [0.0] * len(lengths))[i] += waste.held_bytes
-    return [(label, css, values) for (label, css), values in found.items()]
+    order = list(KIND_CLASSES.values())
+    stacks = [(label, css, values) for (label, css), values in found.items()]
+    return sorted(stacks, key=lambda stack: -order.index(stack[1]) if stack[1] in order else 1)
 
 
-def waste_drawing(plans: Mapping[str, CachePlan], lengths: Sequence[int]) -> str:
-    """Bars of the bytes that a request holds, as shares of what it needs: needed, then lost by cause."""
-    left, right, row, gap = 220, 120, 18, 6
+def waste_drawing(plans: Mapping[str, CachePlan], truth: CachePlan, lengths: Sequence[int]) -> str:
+    """Bars of the bytes that a request holds, as shares of what it needs: needed, then lost by cause.
+
+    Bars beyond WIDEST_BAR times the need are cut off.
+    """
+    left, right, row, gap = 240, 110, 18, 6
     area = WIDTH - left - right
     wastes = [
         (name, n, waste_of(plan, n))
@@ -173,21 +201,26 @@ def waste_drawing(plans: Mapping[str, CachePlan], lengths: Sequence[int]) -> str
         for name, plan in plans.items()
         if n <= plan.max_model_len
     ]
-    widest = max((w.held_bytes / w.needed_bytes for _, _, w in wastes), default=1.0)
+    needed = {n: waste_of(truth, n).needed_bytes for n in lengths}
+    widest = min(max((w.held_bytes / needed[n] for _, n, w in wastes), default=1.0), WIDEST_BAR)
     parts: list[str] = []
     y = 4.0
     for name, num_tokens, waste in wastes:
         parts.append(_text(0, y + 13, f"{name}, {num_tokens:,} tokens", "label"))
-        scale = area / widest / waste.needed_bytes
+        need = needed[num_tokens]
+        scale = area / widest / need
         x = float(left)
-        shares = {"needed": waste.needed_bytes} | {cause: getattr(waste, cause) for cause in CAUSES}
+        shares = {"needed": need, "out_of_reach": waste.needed_bytes - need}
+        shares |= {cause: getattr(waste, cause) for cause in CAUSES if cause not in shares}
+        lost = 1 - (need + waste.reserved_states) / waste.held_bytes
         for cause, size in shares.items():
             title = (
                 f"{CAUSES.get(cause, cause)}: {format_bytes(size)} ({100 * size / waste.held_bytes:.2f} %)"
             )
-            parts.append(Rect(x, y, size * scale, row, f"c-{cause}", title).svg())
-            x += size * scale
-        parts.append(_text(x + 8, y + 13, f"{100 * waste.wasted_fraction:.2f} % lost", "note"))
+            width = min(size * scale, left + area - x)
+            parts.append(Rect(x, y, width, row, f"c-{cause}", title).svg())
+            x += width
+        parts.append(_text(x + 8, y + 13, f"{100 * lost:.2f} % lost", "note"))
         y += row + gap
     return _svg(y, parts, "waste by cause")
 

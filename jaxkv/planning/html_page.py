@@ -3,38 +3,39 @@
 import json
 from collections.abc import Sequence
 from html import escape
-from importlib.resources import files
 from typing import Any
 
 from jaxkv.memory_size import format_bytes
 from jaxkv.planning.drawings import (
     CAUSES,
     block_legend,
+    kind_class,
+    kind_label,
     length_drawing,
     nice_ceiling,
     pool_drawing,
     waste_drawing,
 )
+from jaxkv.planning.page_style import STYLE
 from jaxkv.planning.plan import CachePlan
 from jaxkv.planning.report import plan_report
 from jaxkv.planning.study import PlanStudy, study_report
 from jaxkv.planning.waste import waste_of
 
-DRAWN_LENGTH = 131072
+DRAWN_LENGTHS = (8192, 131072)
 """Tokens up to which memory is drawn, or the maximum length where that is shorter."""
 
 
 def html_page(studies: Sequence[PlanStudy]) -> str:
     """The page for these studies. It loads nothing from anywhere."""
     reports = [study_report(study) for study in studies]
-    style = files("jaxkv.planning").joinpath("page.css").read_text(encoding="utf-8")
     # "</" would end the script element early.
     data = json.dumps(reports).replace("</", "<\\/")
     names = ", ".join(study.name for study in studies)
     body = "".join(_model(study, report) for study, report in zip(studies, reports, strict=True))
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>jaxkv plan: {escape(names)}</title>'
-        f'<meta name="viewport" content="width=device-width"><style>{style}</style></head><body>{_patterns()}'
+        f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>{_patterns()}'
         f'{body}<script type="application/json" id="report">{data}</script></body></html>\n'
     )
 
@@ -52,19 +53,16 @@ def _model(study: PlanStudy, report: dict[str, Any]) -> str:
     kinds = ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in report["layers_by_kind"].items())
     if not study.plan.groups:
         return f"<main><h1>{escape(study.name)}</h1><p>No layer keeps a cache.</p></main>"
-    longest = min(study.plan.max_model_len, DRAWN_LENGTH)
-    reach = {name: min(plan.max_model_len, longest) for name, plan in plans.items()}
-    top = nice_ceiling(max(waste_of(plan, reach[name]).held_bytes for name, plan in plans.items()))
     lengths = [entry["num_tokens"] for entry in report["lengths"]]
     drawn = "".join(
-        f"<figure><figcaption>{escape(name)}</figcaption>{length_drawing(plan, top, reach[name])}</figure>"
-        for name, plan in plans.items()
+        _length_figures(plans, study.plan, longest)
+        for longest in sorted({min(study.plan.max_model_len, length) for length in DRAWN_LENGTHS})
     )
     notes = "".join(
         f"<li>{escape(note)}</li>" for note in (*study.warnings, *study.plan.notes, *_refusals(study))
     )
     pools = "".join(
-        f"<h3>{escape(name)}: {plan.layer_slots} slots of {format_bytes(plan.page_size_bytes)}</h3>"
+        f"<h3>{escape(name)}: {plan.layer_slots} layer slots of {format_bytes(plan.page_size_bytes)}</h3>"
         f'{pool_drawing(plan)}<p class="sr">{escape(block_legend(plan))}</p>'
         for name, plan in plans.items()
         if name in ("split", "unified")
@@ -72,13 +70,24 @@ def _model(study: PlanStudy, report: dict[str, Any]) -> str:
     return (
         f"<main><h1>{escape(study.name)}</h1><p class='lead'>{escape(kinds)}. "
         f"{escape(_machine(report))}</p>{_tiles(report)}"
-        f"<h2>Memory of one request over its length</h2>{_legend(plans)}<div class='pair'>{drawn}</div>"
-        f"<h2>Where the bytes of one request go</h2>{_cause_legend()}{waste_drawing(plans, lengths)}"
-        f"<h2>The pool: groups and layer slots, to scale</h2><p>What lies under the block ids of each group: "
-        f"colour is content, hatched is padding, outlined is empty.</p>{pools}"
+        f"<h2>Memory of one request over its length</h2>{_legend(plans)}{drawn}"
+        f"<h2>Where the bytes of one request go</h2>{_cause_legend()}{waste_drawing(plans, study.plan, lengths)}"
+        f"<h2>The pool: groups and layer slots, to scale</h2><p>What lies under the block ids of each group, "
+        f"each row as wide as its pages: colour is content, hatched is padding, outlined is empty.</p>{pools}"
         f"<h2>Side by side</h2>{_table(plans)}"
         f"{f'<h2>Notes</h2><ul>{notes}</ul>' if notes else ''}</main>"
     )
+
+
+def _length_figures(plans: dict[str, CachePlan], truth: CachePlan, longest: int) -> str:
+    """A drawing for each plan, all on one scale, up to `longest` tokens or what the plan allows."""
+    reach = {name: min(plan.max_model_len, longest) for name, plan in plans.items()}
+    top = nice_ceiling(max(waste_of(plan, reach[name]).held_bytes for name, plan in plans.items()))
+    figures = "".join(
+        f"<figure><figcaption>{escape(name)}</figcaption>{length_drawing(plan, truth, top, reach[name])}</figure>"
+        for name, plan in plans.items()
+    )
+    return f"<div class='pair'>{figures}</div>"
 
 
 def _refusals(study: PlanStudy) -> list[str]:
@@ -101,7 +110,7 @@ def _tiles(report: dict[str, Any]) -> str:
     at_8k = next((e for e in report["lengths"] if e["num_tokens"] >= 8192), report["lengths"][-1])
     tiles = [
         (f"{at_8k['requests']:,.1f}", f"requests of {at_8k['num_tokens']:,} tokens at once"),
-        (f"{report['bytes_per_token']:,} B", "for one more token"),
+        (format_bytes(report["bytes_per_token"]), "for one more token"),
         (format_bytes(report["bytes_per_state"]) if report["bytes_per_state"] else "none", "recurrent state"),
         (f"{report['hit_alignment']:,}", "tokens: the shortest prefix that can hit"),
         (f"{100 * at_8k['mean_wasted_fraction']:.2f} %", f"lost at {at_8k['num_tokens']:,} tokens"),
@@ -112,8 +121,6 @@ def _tiles(report: dict[str, Any]) -> str:
 
 
 def _legend(plans: dict[str, CachePlan]) -> str:
-    from jaxkv.planning.drawings import kind_class, kind_label
-
     seen = {kind_label(g.spec): kind_class(g.spec) for plan in plans.values() for g in plan.groups}
     items = "".join(f"<li><i class='{css}'></i>{escape(label)}</li>" for label, css in seen.items())
     return f"<ul class='legend'>{items}<li><i class='need'></i>byte-exact, one state</li></ul>"

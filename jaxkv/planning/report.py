@@ -12,8 +12,11 @@ REPORT_LENGTHS = (1024, 8192, 32768, 131072)
 """Tokens of the requests whose bytes and number are told, beside the maximum length."""
 
 
-def plan_report(plan: CachePlan) -> dict[str, Any]:
-    """Everything a plan says, as values that JSON holds. Sizes are bytes, lengths are tokens."""
+def plan_report(plan: CachePlan, truth: CachePlan | None = None) -> dict[str, Any]:
+    """Everything a plan says, as values that JSON holds. Sizes are bytes, lengths are tokens.
+
+    truth: a plan that knows what the layers need, where `plan` accounts windows as full attention.
+    """
     steady = steady_concurrency(plan)
     has_cache = bool(plan.groups)
     return {
@@ -41,7 +44,7 @@ def plan_report(plan: CachePlan) -> dict[str, Any]:
         "max_num_seqs": plan.max_num_seqs,
         "tokens_each_at_max_num_seqs": longest_at_once(plan, plan.max_num_seqs),
         "capacity_tokens": int(plan.concurrency * plan.max_model_len) if has_cache else None,
-        "lengths": [_length(plan, length) for length in report_lengths(plan)] if has_cache else [],
+        "lengths": [_length(plan, length, truth) for length in report_lengths(plan)] if has_cache else [],
         "waste": [waste_report(waste_of(plan, length)) for length in report_lengths(plan)],
         "notes": list(plan.notes),
     }
@@ -66,7 +69,7 @@ def waste_report(waste: Waste) -> dict[str, Any]:
     }
 
 
-def _length(plan: CachePlan, num_tokens: int) -> dict[str, Any]:
+def _length(plan: CachePlan, num_tokens: int, truth: CachePlan | None) -> dict[str, Any]:
     """Requests of one length: how many decode at once, and the bytes of one by group."""
     requests = steady_concurrency(plan, num_tokens).requests
     return {
@@ -74,7 +77,7 @@ def _length(plan: CachePlan, num_tokens: int) -> dict[str, Any]:
         "requests": round(requests, 4),
         "tokens": int(requests * num_tokens),
         "held_bytes_by_group": held_bytes_by_group(plan, num_tokens),
-        "mean_wasted_fraction": round(mean_wasted_fraction(plan, num_tokens), 6),
+        "mean_wasted_fraction": round(mean_wasted_fraction(plan, num_tokens, truth), 6),
     }
 
 

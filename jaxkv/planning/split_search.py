@@ -25,10 +25,10 @@ from jaxkv.specs import AttentionSpec, KVCacheSpec, RequestLimits, ScratchSpec, 
 REFERENCE_LENGTHS = (1025, 8193)
 """Tokens of the requests whose loss is scored, or the maximum length where that is shorter."""
 
-GROUP_COST = 0.001
-"""What one group more may cost: 0.1 % of a request's bytes."""
+GROUP_COST = 0.0007
+"""What one group more may cost: 0.07 % of a request's bytes."""
 
-MAX_GROUPS = 32
+MAX_GROUPS = 40
 """More groups than this are avoided: as many block tables would go to the device in every step."""
 
 PAGE_MULTIPLES = (1, 2, 4, 8, 16)

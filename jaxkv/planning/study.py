@@ -95,7 +95,7 @@ def study_report(study: PlanStudy) -> dict[str, Any]:
         **plan_report(study.plan),
         "machine": _machine(study),
         "other_plans": {
-            name: plan_report(plan) if isinstance(plan, CachePlan) else {"refused": plan}
+            name: plan_report(plan, study.plan) if isinstance(plan, CachePlan) else {"refused": plan}
             for name, plan in study.others.items()
         },
         "warnings": list(study.warnings),

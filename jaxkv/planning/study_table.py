@@ -59,7 +59,9 @@ def _model_and_machine(report: dict[str, Any]) -> str:
 
 def _ways(study: PlanStudy) -> list[tuple[str, ...]]:
     reports = {
-        name: plan_report(plan) for name, plan in study.all_plans.items() if isinstance(plan, CachePlan)
+        name: plan_report(plan, study.plan)
+        for name, plan in study.all_plans.items()
+        if isinstance(plan, CachePlan)
     }
     lengths = sorted({entry["num_tokens"] for report in reports.values() for entry in report["lengths"]})
     rows = [("", *reports)]

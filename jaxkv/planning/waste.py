@@ -1,6 +1,7 @@
 """Where the bytes of a request go: what it needs, and what is lost, by cause."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from jaxkv.planning.plan import CacheGroup, CachePlan
 from jaxkv.specs import (
@@ -54,6 +55,17 @@ class Waste:
         """Share of the held bytes that are not needed, the reserved states included."""
         return (self.held_bytes - self.needed_bytes) / max(self.held_bytes, 1)
 
+    def __mul__(self, count: int) -> "Waste":
+        """The waste of `count` layers alike."""
+        return Waste(
+            num_tokens=self.num_tokens,
+            needed_bytes=count * self.needed_bytes,
+            padding_layers=count * self.padding_layers,
+            page_padding=count * self.page_padding,
+            block_tail=count * self.block_tail,
+            reserved_states=count * self.reserved_states,
+        )
+
     def __add__(self, other: "Waste") -> "Waste":
         return Waste(
             num_tokens=self.num_tokens,
@@ -78,38 +90,42 @@ def waste_of(plan: CachePlan, num_tokens: int, *, reserved: bool = True) -> Wast
     return sum(waste_by_group(plan, num_tokens, reserved=reserved), start=Waste(num_tokens=num_tokens))
 
 
-MEAN_SAMPLES = 64
+MEAN_SAMPLES = 32
 """Lengths over which `mean_wasted_fraction` is taken, or fewer where a block holds fewer tokens."""
 
 
-def mean_wasted_fraction(plan: CachePlan, num_tokens: int) -> float:
+def mean_wasted_fraction(plan: CachePlan, num_tokens: int, truth: CachePlan | None = None) -> float:
     """Share of its bytes that a request of about `num_tokens` tokens loses to the layout.
 
     The mean over lengths spread evenly over one scheduler block around `num_tokens`, so that the last block is
     full no more often than it is empty; of recurrent states the running one alone is counted.
+
+    truth: a plan that knows what the layers need, where `plan` accounts windows as full attention.
     """
+    need = truth or plan
     period = plan.scheduler_block_size
     samples = min(period, MEAN_SAMPLES)
     first = num_tokens - period // 2
     lengths = [max(first + (2 * i + 1) * period // (2 * samples), 1) for i in range(samples)]
-    return sum(waste_of(plan, length, reserved=False).wasted_fraction for length in lengths) / samples
+    held = [waste_of(plan, length, reserved=False).held_bytes for length in lengths]
+    needed = [waste_of(need, length, reserved=False).needed_bytes for length in lengths]
+    return sum(1 - n / max(h, 1) for n, h in zip(needed, held, strict=True)) / samples
 
 
 def _group_waste(plan: CachePlan, group: CacheGroup, num_tokens: int, reserved: bool) -> Waste:
     units = held_blocks(group.spec, num_tokens, plan.limits)
     if isinstance(group.spec, MambaSpec) and not reserved:
         units = 1
-    used_slots = sum(plan.locations[name].num_slots for name in group.layer_names)
-    result = Waste(
-        num_tokens=num_tokens,
-        padding_layers=units
-        * (group.blocks_per_state * plan.layer_slots - used_slots)
-        * plan.page_size_bytes,
-    )
-    for index, name in enumerate(group.layer_names):
-        page_bytes = plan.locations[name].num_slots * plan.page_size_bytes
-        result += _layer_waste(group.spec_of(index), num_tokens, units, page_bytes, plan.limits)
-    return result
+    # Layers of one spec lose the same: one stands for all.
+    kinds = Counter(group.layer_specs) if group.layer_specs else {group.spec: len(group.layer_names)}
+    result = Waste(num_tokens=num_tokens)
+    used_slots = 0
+    for spec, count in kinds.items():
+        num_slots = cdiv(spec.page_size_bytes, plan.page_size_bytes)
+        used_slots += count * num_slots
+        result += _layer_waste(spec, num_tokens, units, num_slots * plan.page_size_bytes, plan.limits) * count
+    empty = group.blocks_per_state * plan.layer_slots - used_slots
+    return replace(result, padding_layers=units * empty * plan.page_size_bytes)
 
 
 def _layer_waste(

@@ -127,8 +127,8 @@ def test_published_models(name: str) -> None:
 
 
 def full_layers(config: dict[str, Any]) -> list[int]:
-    kinds = model_cache_from_config(config).kinds
-    return [i for i, kind in enumerate(kinds) if kind == "full"]
+    specs = model_cache_from_config(config).specs(16)
+    return [i for i in range(len(specs)) if specs[f"layers.{i}"].kind == "full"]
 
 
 def test_gemma_3_is_full_on_every_sixth_layer_however_it_is_spelled() -> None:
@@ -187,7 +187,7 @@ def test_unknown_architectures_are_refused_with_what_was_looked_for() -> None:
         ({"sliding_window": None}, "none of the keys sliding_window"),
         ({"sliding_window_pattern": "LXG"}, "letters L and G, got 'LXG'"),
         ({"layer_types": ["full_attention"] * 17}, "layer_types has 17 entries, num_hidden_layers is 18"),
-        ({"layer_types": ["mamba"] * 18}, "layer_types has 'mamba'"),
+        ({"layer_types": ["mamba"] * 18}, "recurrent layers, which this model_type has none of"),
         ({"layer_types": "full"}, "layer_types must be a list"),
         (
             {"head_dim": None, "hidden_size": 642},

@@ -7,6 +7,7 @@ import pytest
 from jaxkv.errors import JaxkvError
 from jaxkv.model_config import read_model_cache
 from jaxkv.model_config.sources import find_config
+from jaxkv.specs import SlidingWindowSpec
 
 
 def test_a_folder_a_file_and_the_demo_model(tmp_path: Path) -> None:
@@ -22,8 +23,15 @@ def test_a_folder_a_file_and_the_demo_model(tmp_path: Path) -> None:
 
 def test_the_demo_model_is_read_from_the_first_part_of_its_weights() -> None:
     cache = read_model_cache("gemma3-270m")
-    assert [i for i, kind in enumerate(cache.kinds) if kind == "full"] == [5, 11, 17]
-    assert (cache.num_kv_heads, cache.head_size, cache.sliding_window) == (1, 256, 512)
+    specs = cache.specs(16)
+    assert [name for name, spec in specs.items() if spec.kind == "full"] == [
+        "layers.5",
+        "layers.11",
+        "layers.17",
+    ]
+    assert specs["layers.0"] == SlidingWindowSpec(
+        block_size=16, num_kv_heads=1, head_size=256, sliding_window=512
+    )
     assert cache.max_model_len == 32768
 
 
