@@ -87,7 +87,8 @@ class PositionalManager(Manager):
         first, n = int(self.first_block[row]), int(self.count[row])
         leaders = self.ids[0, row, :n].copy()
         self.count[row] = 0
-        return leaders, np.arange(first + 1, first + n + 1) * self.block_size
+        size = self.block_size
+        return leaders, np.arange((first + 1) * size, (first + n + 1) * size, size)
 
     def units_of(self, row: int) -> NDArray[np.int32]:
         return self.ids[0, row, : self.count[row]]
