@@ -49,14 +49,22 @@ class FullFinder(Finder):
 
     def longest(self, limit: int) -> int:
         margin = self._manager.eagle_margin
-        return max(0, self._covered(limit + margin) - margin)
+        length = max(0, self._covered(limit + margin) - margin)
+        if margin and length % self._manager.block_size:
+            # What comes after the hit proves it, ready or not, but the block it ends in has to be copied.
+            return self._inside(length // self._manager.block_size, length)
+        return length
 
     def _covered(self, limit: int) -> int:
         size = self._manager.block_size
         whole = min(limit // size, len(self._run))
         if not self._manager.context.fine_grained or whole * size == limit:
             return whole * size
-        inside = find_inside(self._manager, self._hashes, whole, limit)
+        return self._inside(whole, limit)
+
+    def _inside(self, block: int, limit: int) -> int:
+        """Tokens up to `limit`, which is inside the block, that can be copied from somewhere."""
+        inside = find_inside(self._manager, self._hashes, block, limit)
         self.waits = self.waits or inside.waits
         return inside.length
 

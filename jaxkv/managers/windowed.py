@@ -50,6 +50,9 @@ class WindowedFinder(Finder):
                     break
             else:
                 covered = self._covered(stop, length + margin)
+                if covered == length + margin and margin and length % size:
+                    # What comes after the hit proves it, but the block it ends in has to be copied.
+                    covered = self._covered(length // size, length) + margin
                 if covered == length + margin:
                     self._found = length
                     return length

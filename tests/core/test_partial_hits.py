@@ -129,6 +129,18 @@ def test_eagle_gives_up_one_hash_and_not_a_block() -> None:
     assert driver.hit(seq(1, 30)) == 24
 
 
+@pytest.mark.parametrize("spec", [full(8), window(20, 8)])
+def test_a_block_that_only_proves_an_eagle_hit_need_not_be_ready_but_its_copy_must(spec) -> None:
+    driver = fine([spec], eagle=[0])
+    driver.cache.new_step_starts()
+    driver.cache.allocate_slots(driver.request(seq(1, 8)), 8)
+    # The whole block proves a hit of 4, but its first half cannot be copied before this step has run.
+    hit = driver.look_up(seq(1, 9))
+    assert (hit.num_tokens, hit.pending) == (0, True)
+    driver.cache.new_step_starts()
+    assert driver.hit(seq(1, 9)) == 4
+
+
 def test_the_unit_must_be_the_hash_block_of_the_plan() -> None:
     with pytest.raises(JaxkvError, match=r"prefix_match_unit 8 .* 4 tokens"):
         make_cache([full(16)], hash_block_size=4, options={"prefix_match_unit": 8})
