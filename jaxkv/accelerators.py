@@ -9,8 +9,8 @@ MIB = 2**20
 KIB = 2**10
 
 TILE_BYTES = 4096
-"""Bytes that a page is a whole number of, on every device: 8 x 128 words of 32 bits, one TPU tile of any dtype.
-The pool is the same array everywhere, so that one plan serves all of them.
+"""Bytes that a page is a whole number of, on every device: 8 x 128 words of 32 bits, one TPU tile of any
+dtype. The pool is the same array everywhere, so that one plan serves all of them.
 """
 
 
@@ -22,9 +22,9 @@ class Figure(NamedTuple):
 
 
 class Accelerator(NamedTuple):
-    """memory: of one chip, None where it is the host's own. fast_memory: what a kernel's buffers must fit in (TPU:
-    VMEM of one core; GPU: shared memory of one thread block). scalar_memory: where a TPU core keeps block tables
-    while a kernel runs; None on GPUs, which read them from memory.
+    """memory: of one chip, None where it is the host's own.
+    fast_memory: what a kernel's buffers must fit in (TPU: VMEM of one core; GPU: shared memory of one block).
+    scalar_memory: where a TPU core keeps block tables while a kernel runs; None on GPUs.
     tile_bytes: what pages are raised to a multiple of.
     """
 

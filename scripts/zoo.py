@@ -2,9 +2,9 @@
 
     python scripts/zoo.py [--output docs/zoo.md] [--no-host-cost]
 
-For every model: what requests of 1k, 8k and 128k tokens lose under policy `unified`, under `split` and with the hybrid
-manager off; how many tokens a pool holds, beside what an allocator without blocks would; and what the plan costs the
-host. The host's times are of this run's machine: read their ratios.
+For every model: what requests of 1k, 8k and 128k tokens lose under policy `unified`, under `split` and with
+the hybrid manager off; how many tokens a pool holds, beside what an allocator without blocks would; and
+what the plan costs the host. The host's times are of this run's machine: read their ratios.
 """
 
 import argparse
@@ -213,27 +213,29 @@ def _table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
 
 _HEAD = """# The zoo: {total} published models, planned
 
-Written by `python scripts/zoo.py`. {count} of {total} models are planned, for requests of up to 128k tokens (whatever
-the model's own maximum) from a pool of {pool}, bfloat16 keys and values, states in the dtypes vLLM picks, blocks of 16
-tokens where the policy does not make them larger, pages of whole 4 KiB tiles.
+Written by `python scripts/zoo.py`. {count} of {total} models are planned, for requests of up to 128k tokens
+(whatever the model's own maximum) from a pool of {pool}, bfloat16 keys and values, states in the dtypes
+vLLM picks, blocks of 16 tokens where the policy does not make them larger, pages of whole 4 KiB tiles.
 
-- `unified` equals vLLM 0.33's plans, with attention blocks grown to cover recurrent states; `off` is the same with the
-  hybrid manager off, where windows keep every token and recurrent models are refused.
-- `split` keeps a page as small as one attention layer's block and spreads states over as many pages as they need. The
-  page and the group size are searched: the cost is the mean share of bytes that requests of {first:,} and {second:,}
-  tokens lose, plus {group_cost:.2f} % for every group; more than {max_groups} groups are avoided.
-- Waste is the share of a request's bytes that the layout loses (empty slots, page padding, ends of blocks; with the
-  manager off also tokens out of reach), the mean over lengths spread over one scheduler block around the length, with
-  one recurrent state. Reserved states are kept on purpose and count as neither."""
+- `unified` equals vLLM 0.33's plans, with attention blocks grown to cover recurrent states; `off` is the
+  same with the hybrid manager off, where windows keep every token and recurrent models are refused.
+- `split` keeps a page as small as one attention layer's block and spreads states over as many pages as they
+  need. The page and the group size are searched: the cost is the mean share of bytes that requests of
+  {first:,} and {second:,} tokens lose, plus {group_cost:.2f} % for every group; more than {max_groups} groups
+  are avoided.
+- Waste is the share of a request's bytes that the layout loses (empty slots, page padding, ends of blocks;
+  with the manager off also tokens out of reach), the mean over lengths spread over one scheduler block around
+  the length, with one recurrent state. Reserved states are kept on purpose and count as neither."""
 
-_CAPACITY = """Thousands of tokens in the pool while requests of one length decode, reserved states included. The bound is
-an allocator without blocks that keeps the same states.
+_CAPACITY = """Thousands of tokens in the pool while requests of one length decode, reserved states included.
+The bound is an allocator without blocks that keeps the same states.
 
 """
 
-_GROUPS = f"""A group more is a block table more on the device; on the host, groups of one spec share a manager. The rule:
-a group must save {100 * GROUP_COST:.2f} % of a request's bytes to be worth having, and {MAX_GROUPS} are the most. The
-decode step is the manager's processor time for 32 requests, two blocks of tokens long, the best of three rounds.
+_GROUPS = f"""A group more is a block table more on the device; on the host, groups of one spec share a
+manager. The rule: a group must save {100 * GROUP_COST:.2f} % of a request's bytes to be worth having, and
+{MAX_GROUPS} are the most. The decode step is the manager's processor time for 32 requests, two blocks of tokens long, the
+best of three rounds.
 
 """
 

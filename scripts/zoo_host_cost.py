@@ -17,7 +17,9 @@ _SAMPLED = np.array([7], np.int32)
 
 
 def decode_step_microseconds(plan: CachePlan) -> float:
-    """Mean processor time of `allocate_decodes` for NUM_REQUESTS requests over STEPS steps, the best of ROUNDS."""
+    """Mean processor time of `allocate_decodes` for NUM_REQUESTS requests over STEPS steps, the best of
+    ROUNDS.
+    """
     needed = sum(
         group.spec.admission_blocks(PROMPT_TOKENS + ROUNDS * STEPS, plan.limits) * group.blocks_per_state
         for group in plan.groups

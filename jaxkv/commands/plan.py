@@ -71,7 +71,7 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
         "--page-alignment",
         type=int,
         metavar="BYTES",
-        help="pages are raised to a multiple of this; 1 gives the figures of vLLM (default: the device's tile)",
+        help="pages are raised to a multiple of this; 1 gives vLLM's figures (default: the device's tile)",
     )
     group.add_argument(
         "--max-block-growth",

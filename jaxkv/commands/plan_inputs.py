@@ -23,7 +23,9 @@ DEFAULT_MEMORY = "1GiB"
 
 
 def study_of(args: argparse.Namespace, model: str | None) -> PlanStudy:
-    """Reads `model` (None: the list of layers in `args.layers`) and plans it. Raises JaxkvError for bad input."""
+    """Reads `model` (None: the list of layers in `args.layers`) and plans it. Raises JaxkvError for bad
+    input.
+    """
     machine = make_machine(
         args.accelerator,
         chips=args.chips,
@@ -33,8 +35,6 @@ def study_of(args: argparse.Namespace, model: str | None) -> PlanStudy:
     if model is None:
         listed = read_layer_list(args.layers, args.block_size)
         config = _plan_config(args, machine, listed.max_model_len)
-        if machine.accelerator.memory is not None and args.memory is None and args.weights is None:
-            raise JaxkvError("a list of layers says nothing of the weights: give --memory or --weights")
         budget = None if args.memory else _budget(args, machine, None)
         memory = _memory(args, budget)
         about = {"num_layers": len(listed.specs), "cache_dtype": "the list's own"}
@@ -72,11 +72,8 @@ def _about(args: argparse.Namespace, cache: ModelCache) -> dict[str, Any]:
 
 
 def _weight_dtype(args: argparse.Namespace, cache: ModelCache) -> str:
-    return (
-        cache.model_dtype
-        if args.weight_dtype == "auto"
-        else DTYPE_NAMES.get(args.weight_dtype, args.weight_dtype)
-    )
+    asked: str = args.weight_dtype
+    return cache.model_dtype if asked == "auto" else DTYPE_NAMES.get(asked, asked)
 
 
 def _plan_config(args: argparse.Namespace, machine: Machine, model_max_len: int | None) -> PlanConfig:
@@ -108,8 +105,10 @@ def _budget(args: argparse.Namespace, machine: Machine, cache: ModelCache | None
 
 
 def _weight_bytes(args: argparse.Namespace, cache: ModelCache | None) -> int:
-    if args.weights is not None or cache is None:
+    if args.weights is not None:
         return parse_memory_size(args.weights)
+    if cache is None:
+        raise JaxkvError("a list of layers says nothing of the weights: give --memory or --weights")
     try:
         return count_parameters(cache).total * itemsize(_weight_dtype(args, cache))
     except JaxkvError as error:

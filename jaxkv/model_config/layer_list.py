@@ -19,7 +19,8 @@ class LayerList(NamedTuple):
 
 
 def read_layer_list(path: str, block_size: int) -> LayerList:
-    """Reads `{"layers": [...], "patterns": [...], "max_model_len": n}`, layers written as in scenarios of mode plan.
+    """Reads `{"layers": [...], "patterns": [...], "max_model_len": n}`, layers written as in scenarios of
+    mode plan.
 
     block_size: of layers that state none. Raises JaxkvError that names the file and the key.
     """

@@ -1,7 +1,9 @@
 """How many blocks the memory gives, whether a request fits, the longest that does, and how many at once."""
 
 import dataclasses
+import functools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -149,8 +151,14 @@ def steady_concurrency(plan: CachePlan, num_tokens: int | None = None) -> Steady
     if not per_request:
         return SteadyConcurrency(math.inf, steady, 0)
 
+    alike = Counter((group.spec, group.blocks_per_state) for group in plan.groups)
+    kinds = [
+        (CacheGroup(layer_names=(), spec=spec, blocks_per_state=states), times)
+        for (spec, states), times in alike.items()
+    ]
+
     def reserved(count: int) -> int:
-        return sum(in_flight_reserve(group, limits, count) for group in plan.groups)
+        return sum(times * in_flight_reserve(group, limits, count) for group, times in kinds)
 
     def held(count: int) -> int:
         return count * per_request + reserved(count) if count else 0
@@ -183,20 +191,34 @@ def in_flight_reserve(group: CacheGroup, limits: RequestLimits, num_requests: in
     a request's run cross into its next block, then whole blocks.
     """
     spare = limits.max_in_flight_tokens - num_requests
-    if spare <= 0:
+    growth = _growth(group.spec, limits)
+    if growth.first_cost is None or spare < growth.first_cost:
         return 0
+    first = min(num_requests, spare // growth.first_cost)
+    further = (spare - first * growth.first_cost) // group.spec.block_size
+    return min(first + further, num_requests * growth.most) * group.blocks_per_state
 
+
+class _Growth(NamedTuple):
+    """first_cost: tokens in flight beyond one that make a request hold a block more; None: none does.
+    most: blocks that all tokens in flight make it hold beyond those of one.
+    """
+
+    first_cost: int | None
+    most: int
+
+
+@functools.lru_cache(maxsize=4096)
+def _growth(spec: KVCacheSpec, limits: RequestLimits) -> _Growth:
     def blocks(in_flight: int) -> int:
-        return group.spec.max_blocks_per_request(dataclasses.replace(limits, max_in_flight_tokens=in_flight))
+        return spec.max_blocks_per_request(dataclasses.replace(limits, max_in_flight_tokens=in_flight))
 
-    most = blocks(1 + spare) - blocks(1)
-    if most == 0:
-        return 0
-    low, high = 1, spare
+    steady = blocks(1)
+    most = blocks(limits.max_in_flight_tokens) - steady
+    if most <= 0:
+        return _Growth(None, 0)
+    low, high = 1, limits.max_in_flight_tokens - 1
     while low < high:
         middle = (low + high) // 2
-        low, high = (low, middle) if blocks(1 + middle) > blocks(1) else (middle + 1, high)
-    first_cost, most_per_request = low, blocks(limits.max_in_flight_tokens) - blocks(1)
-    first = min(num_requests, spare // first_cost)
-    further = (spare - first * first_cost) // group.spec.block_size
-    return min(first + further, num_requests * most_per_request) * group.blocks_per_state
+        low, high = (low, middle) if blocks(1 + middle) > steady else (middle + 1, high)
+    return _Growth(low, most)

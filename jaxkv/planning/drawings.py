@@ -58,7 +58,8 @@ class Rect(NamedTuple):
     def svg(self) -> str:
         return (
             f'<rect x="{self.x:.2f}" y="{self.y:.2f}" width="{max(self.width, 0):.2f}" '
-            f'height="{max(self.height, 0):.2f}" class="{self.css}"><title>{escape(self.title)}</title></rect>'
+            f'height="{max(self.height, 0):.2f}" class="{self.css}">'
+            f"<title>{escape(self.title)}</title></rect>"
         )
 
 
@@ -90,8 +91,8 @@ def alike(plan: CachePlan) -> list[range]:
 def pool_drawing(plan: CachePlan) -> str:
     """One row for all groups that look alike: what lies under the block ids that go together, page by page.
 
-    The coloured part of a page is content, to scale, the hatched part padding; empty slots are outlined. A group
-    whose states are spread over many blocks is drawn as one strip of them all.
+    The coloured part of a page is content, to scale, the hatched part padding; empty slots are outlined. A
+    group whose states are spread over many blocks is drawn as one strip of them all.
     """
     left, right, row, gap = 210, 190, 26, 8
     area = WIDTH - left - right
@@ -131,8 +132,8 @@ def _row_note(group: CacheGroup, count: int) -> str:
 
 
 def length_drawing(plan: CachePlan, truth: CachePlan, top_bytes: int, longest: int) -> str:
-    """Bytes of one request over its length, stacked by kind, up to `longest` tokens and `top_bytes`; the dashed
-    line is what a byte-exact allocator would hold of the layers as `truth` knows them.
+    """Bytes of one request over its length, stacked by kind, up to `longest` tokens and `top_bytes`; the
+    dashed line is what a byte-exact allocator would hold of the layers as `truth` knows them.
     """
     left, right, top, height = 78, 20, 12, 190
     area = WIDTH / 2 - left - right

@@ -18,7 +18,6 @@ from jaxkv.planning.drawings import (
 )
 from jaxkv.planning.page_style import STYLE
 from jaxkv.planning.plan import CachePlan
-from jaxkv.planning.report import plan_report
 from jaxkv.planning.study import PlanStudy, study_report
 from jaxkv.planning.waste import waste_of
 
@@ -34,7 +33,8 @@ def html_page(studies: Sequence[PlanStudy]) -> str:
     names = ", ".join(study.name for study in studies)
     body = "".join(_model(study, report) for study, report in zip(studies, reports, strict=True))
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>jaxkv plan: {escape(names)}</title>'
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f"<title>jaxkv plan: {escape(names)}</title>"
         f'<meta name="viewport" content="width=device-width"><style>{STYLE}</style></head><body>{_patterns()}'
         f'{body}<script type="application/json" id="report">{data}</script></body></html>\n'
     )
@@ -43,7 +43,8 @@ def html_page(studies: Sequence[PlanStudy]) -> str:
 def _patterns() -> str:
     return (
         '<svg width="0" height="0" aria-hidden="true"><defs><pattern id="hatch" width="6" height="6" '
-        'patternUnits="userSpaceOnUse" patternTransform="rotate(45)"><rect width="6" height="6" class="hatch-back"/>'
+        'patternUnits="userSpaceOnUse" patternTransform="rotate(45)">'
+        '<rect width="6" height="6" class="hatch-back"/>'
         '<line x1="0" y1="0" x2="0" y2="6" class="hatch-line"/></pattern></defs></svg>'
     )
 
@@ -71,10 +72,11 @@ def _model(study: PlanStudy, report: dict[str, Any]) -> str:
         f"<main><h1>{escape(study.name)}</h1><p class='lead'>{escape(kinds)}. "
         f"{escape(_machine(report))}</p>{_tiles(report)}"
         f"<h2>Memory of one request over its length</h2>{_legend(plans)}{drawn}"
-        f"<h2>Where the bytes of one request go</h2>{_cause_legend()}{waste_drawing(plans, study.plan, lengths)}"
+        f"<h2>Where the bytes of one request go</h2>{_cause_legend()}"
+        f"{waste_drawing(plans, study.plan, lengths)}"
         f"<h2>The pool: groups and layer slots, to scale</h2><p>What lies under the block ids of each group, "
         f"each row as wide as its pages: colour is content, hatched is padding, outlined is empty.</p>{pools}"
-        f"<h2>Side by side</h2>{_table(plans)}"
+        f"<h2>Side by side</h2>{_table(study)}"
         f"{f'<h2>Notes</h2><ul>{notes}</ul>' if notes else ''}</main>"
     )
 
@@ -84,7 +86,8 @@ def _length_figures(plans: dict[str, CachePlan], truth: CachePlan, longest: int)
     reach = {name: min(plan.max_model_len, longest) for name, plan in plans.items()}
     top = nice_ceiling(max(waste_of(plan, reach[name]).held_bytes for name, plan in plans.items()))
     figures = "".join(
-        f"<figure><figcaption>{escape(name)}</figcaption>{length_drawing(plan, truth, top, reach[name])}</figure>"
+        f"<figure><figcaption>{escape(name)}</figcaption>"
+        f"{length_drawing(plan, truth, top, reach[name])}</figure>"
         for name, plan in plans.items()
     )
     return f"<div class='pair'>{figures}</div>"
@@ -96,14 +99,14 @@ def _refusals(study: PlanStudy) -> list[str]:
 
 def _machine(report: dict[str, Any]) -> str:
     machine = report["machine"]
-    words = f"{machine['chips']} x {machine['accelerator']}, {format_bytes(machine['cache_bytes_per_chip'])} of cache"
+    cache = format_bytes(machine["cache_bytes_per_chip"])
+    words = f"{machine['chips']} x {machine['accelerator']}, {cache} of cache"
     budget = machine["budget"]
     if budget is None:
         return words + " on each."
-    return (
-        f"{words} on each: {format_bytes(budget['chip_bytes'])} less {format_bytes(budget['weight_bytes'])} weights, "
-        f"{format_bytes(budget['activation_bytes'])} activations and {format_bytes(budget['runtime_bytes'])} kept free."
-    )
+    chip, weights = format_bytes(budget["chip_bytes"]), format_bytes(budget["weight_bytes"])
+    activations, free = format_bytes(budget["activation_bytes"]), format_bytes(budget["runtime_bytes"])
+    return f"{words} on each: {chip} less {weights} weights, {activations} activations and {free} kept free."
 
 
 def _tiles(report: dict[str, Any]) -> str:
@@ -133,9 +136,9 @@ def _cause_legend() -> str:
     return f"<ul class='legend'>{items}</ul>"
 
 
-def _table(plans: dict[str, CachePlan]) -> str:
+def _table(study: PlanStudy) -> str:
     """Every number also stands in a data-value attribute, as the JSON report has it."""
-    reports = {name: plan_report(plan) for name, plan in plans.items()}
+    reports = study.reports
     rows = [
         ("groups", "groups", lambda r: len(r["groups"]), str),
         ("page", "page_size_bytes", lambda r: r["page_size_bytes"], format_bytes),

@@ -8,13 +8,15 @@ from jaxkv.memory_size import format_bytes
 from jaxkv.planning.plan import CachePlan
 
 USABLE_SHARE = 0.92
-"""Share of a chip's memory that is planned with: the rest is the runtime's, compiled programs and fragments."""
+"""Share of a chip's memory that is planned with: the rest is the runtime's, compiled programs and
+fragments.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """Chips of one kind: `tensor_parallel` of them share one copy of the model, `data_parallel` copies run side by
-    side, each with a pool of its own.
+    """Chips of one kind: `tensor_parallel` of them share one copy of the model, `data_parallel` copies run
+    side by side, each with a pool of its own.
     """
 
     accelerator: Accelerator
@@ -102,8 +104,8 @@ def activation_reserve(
 ) -> int:
     """Bytes that a step needs beside weights and cache: an estimate that is kept free.
 
-    For every token of a step two hidden states in float32 and the widest layer's input and output (2 x widest)
-    in 2-byte elements, divided among the chips; for every sequence its logits in float32, twice.
+    For every token of a step two hidden states in float32 and the widest layer's input and output (2 x
+    widest) in 2-byte elements, divided among the chips; for every sequence its logits in float32, twice.
     """
     per_token = 8 * hidden_size + 4 * -(-widest // tensor_parallel)
     return num_tokens * per_token + num_seqs * 8 * -(-vocab_size // tensor_parallel)
@@ -125,8 +127,8 @@ def device_warnings(plan: CachePlan, accelerator: Accelerator) -> list[str]:
         table = 4 * widest * plan.max_num_seqs
         if table > scalar.num_bytes:
             warnings.append(
-                f"a block table of {plan.max_num_seqs} rows x {widest} blocks ({format_bytes(table)}) does not fit "
-                f"the {format_bytes(scalar.num_bytes)} of scalar memory: lower --max-num-seqs or --max-model-len, "
-                "or raise --block-size"
+                f"a block table of {plan.max_num_seqs} rows x {widest} blocks ({format_bytes(table)}) does "
+                f"not fit the {format_bytes(scalar.num_bytes)} of scalar memory: lower --max-num-seqs or "
+                "--max-model-len, or raise --block-size"
             )
     return warnings

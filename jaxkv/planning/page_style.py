@@ -4,7 +4,8 @@ STYLE = """\
 :root {
   --ink: #1c2430; --soft: #5d6877; --back: #ffffff; --card: #f4f6f9; --line: #d9dee6;
   --full: #2f6fde; --window: #17a398; --chunk: #8a5cd6; --state: #e08a1e; --other: #8b95a3;
-  --needed: #9db4d3; --slots: #d64550; --padding: #f0803c; --tail: #f2c14e; --reach: #7a4b2a; --reserved: #b9a3e3;
+  --needed: #9db4d3; --slots: #d64550; --padding: #f0803c; --tail: #f2c14e; --reach: #7a4b2a; --reserved:
+  #b9a3e3;
 }
 @media (prefers-color-scheme: dark) {
   :root {
@@ -25,8 +26,8 @@ h3 { margin: 20px 0 8px; font-size: 14px; color: var(--soft); font-weight: 600; 
 .tiles div { background: var(--card); border-radius: 10px; padding: 12px 14px; }
 .tiles b { display: block; font-size: 21px; font-variant-numeric: tabular-nums; }
 .tiles span { color: var(--soft); font-size: 12.5px; }
-.pair { margin-bottom: 16px; display: grid; grid-template-columns: repeat(auto-fit, minmax(390px, 1fr)); gap: 16px; }
-figure { margin: 0; background: var(--card); border-radius: 10px; padding: 12px 8px 4px; }
+.pair { margin-bottom: 16px; display: grid; grid-template-columns: repeat(auto-fit, minmax(390px, 1fr));
+gap: 16px; } figure { margin: 0; background: var(--card); border-radius: 10px; padding: 12px 8px 4px; }
 figcaption { font-weight: 600; padding: 0 10px 4px; }
 svg { display: block; width: 100%; height: auto; }
 svg text { fill: var(--ink); font-size: 12px; font-variant-numeric: tabular-nums; }

@@ -3,6 +3,7 @@
 import dataclasses
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from jaxkv.errors import JaxkvError
@@ -19,8 +20,8 @@ HYBRID_OFF = "hybrid manager off"
 class PlanStudy:
     """plan: by the policy asked for. others: by name, a plan or why there is none.
 
-    specs: the caches on one chip. memory_bytes: of one chip's pool. budget: how that came about, None where the
-    memory was given. about: what else is known of the model, for reports.
+    specs: the caches on one chip. memory_bytes: of one chip's pool. budget: how that came about, None where
+    the memory was given. about: what else is known of the model, for reports.
     """
 
     name: str
@@ -38,6 +39,12 @@ class PlanStudy:
     def all_plans(self) -> dict[str, CachePlan | str]:
         """The plan asked for, then the others."""
         return {self.plan.policy: self.plan, **self.others}
+
+    @cached_property
+    def reports(self) -> dict[str, dict[str, Any]]:
+        """The report of every plan there is, by name, the one asked for first."""
+        plans = {name: plan for name, plan in self.all_plans.items() if isinstance(plan, CachePlan)}
+        return {name: plan_report(plan, self.plan) for name, plan in plans.items()}
 
 
 def make_study(
@@ -87,15 +94,17 @@ def layers_by_kind(specs: dict[str, KVCacheSpec]) -> dict[str, int]:
 
 
 def study_report(study: PlanStudy) -> dict[str, Any]:
-    """The study as values that JSON holds: the plan's own report, and beside it model, machine and the others."""
+    """The study as values that JSON holds: the plan's own report, and beside it model, machine and the
+    others.
+    """
     return {
         "model": study.name,
         **study.about,
         "layers_by_kind": layers_by_kind(study.specs),
-        **plan_report(study.plan),
+        **study.reports[study.plan.policy],
         "machine": _machine(study),
         "other_plans": {
-            name: plan_report(plan, study.plan) if isinstance(plan, CachePlan) else {"refused": plan}
+            name: study.reports[name] if isinstance(plan, CachePlan) else {"refused": plan}
             for name, plan in study.others.items()
         },
         "warnings": list(study.warnings),

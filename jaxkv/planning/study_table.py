@@ -4,8 +4,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from jaxkv.memory_size import format_bytes
-from jaxkv.planning.plan import CachePlan
-from jaxkv.planning.report import plan_report
 from jaxkv.planning.study import PlanStudy, study_report
 from jaxkv.planning.table import columns, format_plan
 
@@ -15,7 +13,7 @@ def format_study(study: PlanStudy) -> str:
     report = study_report(study)
     title = f"{study.name}: {report['cache_dtype']} cache, policy {study.plan.policy}"
     sections = [
-        format_plan(study.plan, title),
+        format_plan(study.plan, title, report),
         _model_and_machine(report),
         "  side by side\n\n" + columns(_ways(study)),
     ]
@@ -38,7 +36,8 @@ def _model_and_machine(report: dict[str, Any]) -> str:
             "machine",
             f"{machine['chips']} x {machine['accelerator']}, tensor parallel {machine['tensor_parallel']}, "
             f"data parallel {machine['data_parallel']}: "
-            f"{machine['requests_of_max_model_len']:.2f} requests of {report['max_model_len']:,} tokens in all",
+            f"{machine['requests_of_max_model_len']:.2f} requests of {report['max_model_len']:,} tokens "
+            "in all",
         ),
     ]
     budget = machine["budget"]
@@ -58,11 +57,7 @@ def _model_and_machine(report: dict[str, Any]) -> str:
 
 
 def _ways(study: PlanStudy) -> list[tuple[str, ...]]:
-    reports = {
-        name: plan_report(plan, study.plan)
-        for name, plan in study.all_plans.items()
-        if isinstance(plan, CachePlan)
-    }
+    reports = study.reports
     lengths = sorted({entry["num_tokens"] for report in reports.values() for entry in report["lengths"]})
     rows = [("", *reports)]
     rows.append(("groups", *(str(len(report["groups"])) for report in reports.values())))

@@ -16,9 +16,12 @@ _CAUSES = {
 }
 
 
-def format_plan(plan: CachePlan, title: str) -> str:
-    """The plan under `title`: groups, pool, what fits, where the bytes go, and the notes."""
-    report = plan_report(plan)
+def format_plan(plan: CachePlan, title: str, report: dict[str, Any] | None = None) -> str:
+    """The plan under `title`: groups, pool, what fits, where the bytes go, and the notes.
+
+    report: the plan's, where it is at hand.
+    """
+    report = report or plan_report(plan)
     if not plan.groups:
         return f"{title}\n\n  no layer keeps a cache"
     sections = [title, _groups(report), _pool(report), _waste(report)]

@@ -97,8 +97,8 @@ MEAN_SAMPLES = 32
 def mean_wasted_fraction(plan: CachePlan, num_tokens: int, truth: CachePlan | None = None) -> float:
     """Share of its bytes that a request of about `num_tokens` tokens loses to the layout.
 
-    The mean over lengths spread evenly over one scheduler block around `num_tokens`, so that the last block is
-    full no more often than it is empty; of recurrent states the running one alone is counted.
+    The mean over lengths spread evenly over one scheduler block around `num_tokens`, so that the last block
+    is full no more often than it is empty; of recurrent states the running one alone is counted.
 
     truth: a plan that knows what the layers need, where `plan` accounts windows as full attention.
     """

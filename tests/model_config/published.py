@@ -11,9 +11,10 @@ CONFIGS = Path(__file__).parent / "data" / "configs"
 
 
 class Row(NamedTuple):
-    """caches: counts by kind. kv_bytes: of one token in full and latent layers. state_bytes: with bfloat16 states.
-    window_bytes: once the sequence is past the window. own_state_bytes: with the states' own dtypes, where that
-    differs.
+    """caches: counts by kind. kv_bytes: of one token in full and latent layers. state_bytes: with bfloat16
+    states.
+    window_bytes: once the sequence is past the window. own_state_bytes: with the states' own dtypes, where
+    that differs.
     """
 
     caches: str

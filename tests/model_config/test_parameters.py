@@ -1,4 +1,6 @@
-"""Parameters counted from configurations, against the sizes that the models' authors publish (in billions)."""
+"""Parameters counted from configurations, against the sizes that the models' authors publish (in
+billions).
+"""
 
 import pytest
 

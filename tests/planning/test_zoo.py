@@ -1,6 +1,7 @@
 """Bounds on waste, capacity, groups and time over all published models."""
 
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -67,7 +68,7 @@ def test_groups_stay_few(rows: list[ZooRow]) -> None:
 def test_blocks_of_a_plan_divide_each_other(rows: list[ZooRow]) -> None:
     for row in rows:
         sizes = sorted({group.block_size for group in row.truth.groups})
-        assert all(large % small == 0 for small, large in zip(sizes, sizes[1:], strict=False)), row.name
+        assert all(large % small == 0 for small, large in pairwise(sizes)), row.name
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
