@@ -1,7 +1,7 @@
 """jaxkv: one pool of pages for models whose layers remember in different ways.
 
-The host side (specs, planning, `KVCacheManager`, scheduler) needs numpy alone; `LLM` and `SamplingParams` load the
-engine, and with it jax, when they are first used.
+The host side (specs, planning, `KVCacheManager`, scheduler) needs numpy alone; `LLM` and `SamplingParams`
+load the engine, and with it jax, when they are first used.
 """
 
 import importlib

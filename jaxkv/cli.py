@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 from jaxkv.errors import JaxkvError
 
-# A module of jaxkv.commands each, with `add_arguments(parser)` and `run(args) -> int`. They are imported when asked
-# for, so that `jaxkv plan` works where jax is not installed.
+# A module of jaxkv.commands each, with `add_arguments(parser)` and `run(args) -> int`. They are imported when
+# asked for, so that `jaxkv plan` works where jax is not installed.
 COMMANDS = {
     "generate": "answer prompts with a model",
     "plan": "show how a model's cache is laid out and what fits",
@@ -18,8 +18,10 @@ COMMANDS = {
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs one subcommand and returns the exit code: 0 done, 1 a check failed, 2 bad input, 130 interrupted, 141 the reader of its
-    output went away."""
+    """Runs one subcommand and returns the exit code.
+
+    0 done, 1 a check failed, 2 bad input, 130 interrupted, 141 the reader of the output went away.
+    """
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = argparse.ArgumentParser(prog="jaxkv", description="One pool of pages for hybrid models, in JAX.")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")

@@ -2,7 +2,7 @@
 
 
 class JaxkvError(ValueError):
-    """Bad input: the message names the value, the limit it broke and, where there is one, the setting to change.
+    """Bad input: the message names the value, the limit it broke and, if any, the setting to change.
 
     Raised before anything is changed. The command line prints the message and exits with code 2.
     """

@@ -38,7 +38,7 @@ def imported_roots(path: Path) -> set[str]:
 
 
 def offenders(folder: str, forbidden: tuple[str, ...], allowed: tuple[str, ...] = ()) -> list[str]:
-    """Files under `folder` that import one of `forbidden` (a package, with all below it), `allowed` excepted."""
+    """Files under `folder` that import one of `forbidden` (packages, with all below), but for `allowed`."""
 
     def under(name: str, package: str) -> bool:
         return name == package or name.startswith(package + ".")
