@@ -18,7 +18,7 @@ test: $(VENV)/.test
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/basedpyright --level error
+	$(BIN)/basedpyright --level error --pythonpath $(BIN)/python
 
 format: $(VENV)/.test
 	$(BIN)/ruff check --fix .
