@@ -234,9 +234,9 @@ The bound is an allocator without blocks that keeps the same states.
 
 _GROUPS = f"""A group more is a block table more on the device; on the host, groups of one spec share a
 manager. The rule: a group must save {100 * GROUP_COST:.2f} % of a request's bytes to be worth having, and
-{MAX_GROUPS} are the most. The decode step is the manager's processor time for 32 requests, two blocks of tokens long, the
-best of three rounds. Recurrent models take more of it under `split`: their blocks end after 16 tokens, not
-after hundreds, and prefixes hit as finely.
+{MAX_GROUPS} are the most. The decode step is the manager's processor time for 32 requests, a mean over 32
+steps, the best of three rounds. Recurrent models take more of it under `split`: their blocks end after 16
+tokens, not after hundreds, and prefixes hit as finely.
 
 """
 
