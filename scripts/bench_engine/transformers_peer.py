@@ -14,8 +14,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
-from transformers import AutoModelForCausalLM, DynamicCache
+import torch  # pyright: ignore[reportMissingImports] (in an environment of its own)
+from transformers import (  # pyright: ignore[reportMissingImports]
+    AutoModelForCausalLM,
+    DynamicCache,
+)
 
 
 class Peer:

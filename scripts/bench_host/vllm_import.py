@@ -97,7 +97,7 @@ class _InertObject:
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: object, handler: object) -> Any:
-        from pydantic_core import core_schema
+        from pydantic_core import core_schema  # pyright: ignore[reportMissingImports] (it comes with vLLM)
 
         return core_schema.any_schema()
 
