@@ -45,7 +45,8 @@ class Ours:
             max_model_len=LONG_PROMPT + 64,
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=CHUNK,
-            prefill_buckets=(16, 64, CHUNK),
+            decode_buckets=(1, MAX_NUM_SEQS),
+            prefill_buckets=(64, CHUNK),
             progress=sys.stderr.isatty(),
         )
 
