@@ -20,10 +20,10 @@ and the output matrix of 262,144 x 640:
 | 4    | 54             | 45       | 36       | 55              | 21       | 13       |
 | 8    | 82             | 48       | 43       | 37              | 24       | 16       |
 
-So: `[out, in]` always, and bfloat16 is padded to four rows (one row falls back to a scalar loop). The vocabulary
-is computed with the matrix on the left. What that gives is [V, N]: a consumer that reduces `logits.T` over its
-first axis gets it as it is (bfloat16, 8 rows, with the largest found: 1.4 times faster), one that wants rows pays
-for the transposition, which makes it the same as x[V,D]^T.
+So: `[out, in]` always, and bfloat16 is padded to four rows (one row falls back to a scalar loop). The
+vocabulary is computed with the matrix on the left. What that gives is [V, N]: a consumer that reduces
+`logits.T` over its first axis gets it as it is (bfloat16, 8 rows, with the largest found: 1.4 times faster),
+one that wants rows pays for the transposition, which makes it the same as x[V,D]^T.
 """
 
 import jax
