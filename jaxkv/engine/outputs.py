@@ -35,7 +35,6 @@ class RequestOutput:
 
     text: the generated text; a stop string and what follows it are cut off. token_ids: every generated token,
     the end token included. num_cached_tokens: prompt tokens that were found in the cache and not computed.
-    cached_tokens_by_group: how much of the prompt each cache group could have served by itself.
     """
 
     request_id: str
