@@ -177,12 +177,16 @@ def main() -> None:
     results = {}
     for dtype in args.dtype or ["float32", "bfloat16"]:
         results[dtype] = measure(dtype, args)
+        if not args.json:
+            print_table(dtype, results[dtype])
     if args.json:
         print(json.dumps({"cores": os.cpu_count(), "rounds": args.rounds, "results": results}, indent=1))
-        return
-    for dtype, cases in results.items():
-        for case, figures in cases.items():
-            print(f"{dtype:9} {case:13}", ", ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+
+
+def print_table(dtype: str, cases: dict[str, dict[str, float]]) -> None:
+    for case, figures in cases.items():
+        line = ", ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        print(f"{dtype:9} {case:13} {line}", flush=True)
 
 
 if __name__ == "__main__":
