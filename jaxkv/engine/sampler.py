@@ -39,8 +39,11 @@ class Logprobs(NamedTuple):
 
 
 def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
-    """Token ids int32[N] for logits float32[N, V]. Work that no row asks for is not done."""
-    return jax.lax.cond(jnp.any(rows.temperature > 0), _sample_mixed, _greedy_only, logits, rows)
+    """Token ids int32[N] for logits float32[N, V]. Work that no row asks for is not done.
+
+    Models compute the transpose, [V, N]: handed on as it is, it is not copied for a greedy choice.
+    """
+    return jax.lax.cond(jnp.any(rows.temperature > 0), _sample_mixed, _greedy_only, logits.T, rows)
 
 
 def gather_logprobs(logits: jax.Array, token_ids: jax.Array, num_top: int) -> Logprobs:
@@ -51,22 +54,25 @@ def gather_logprobs(logits: jax.Array, token_ids: jax.Array, num_top: int) -> Lo
     return Logprobs(chosen[:, 0], top - normaliser, top_ids.astype(jnp.int32))
 
 
-def greedy(logits: jax.Array) -> jax.Array:
-    """The lowest of the most likely token ids, int32[N]. In two levels, since XLA's argmax is not vectorised
-    on CPU.
+def greedy(by_token: jax.Array) -> jax.Array:
+    """The lowest of the most likely token ids, int32[N], for logits float32[V, N]. In two levels, since XLA's
+    argmax is not vectorised on CPU.
     """
-    chunks = _in_chunks(logits, -jnp.inf)
-    best_chunk = jnp.argmax(jnp.max(chunks, axis=-1), axis=-1)
-    offset = jnp.argmax(_chunk_of(chunks, best_chunk), axis=-1)
-    return (best_chunk * _CHUNK + offset).astype(jnp.int32)
+    vocabulary, num_rows = by_token.shape
+    padded = jnp.pad(by_token, ((0, -vocabulary % _CHUNK), (0, 0)), constant_values=-jnp.inf)
+    chunks = padded.reshape(-1, _CHUNK, num_rows)
+    best_chunk = jnp.argmax(jnp.max(chunks, axis=1), axis=0)
+    inside = chunks[best_chunk, :, jnp.arange(num_rows)]
+    return (best_chunk * _CHUNK + jnp.argmax(inside, axis=-1)).astype(jnp.int32)
 
 
-def _greedy_only(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+def _greedy_only(by_token: jax.Array, rows: SamplingRows) -> jax.Array:
     del rows
-    return greedy(logits)
+    return greedy(by_token)
 
 
-def _sample_mixed(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+def _sample_mixed(by_token: jax.Array, rows: SamplingRows) -> jax.Array:
+    logits = by_token.T
     is_greedy = rows.temperature <= 0
     scaled = logits / jnp.where(is_greedy, 1.0, rows.temperature)[:, None]
     vocabulary = logits.shape[-1]
@@ -74,7 +80,7 @@ def _sample_mixed(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     top_p = jnp.where(is_greedy, 1.0, rows.top_p)
     filters = jnp.any((top_k < vocabulary) | (top_p < 1))
     scaled = jax.lax.cond(filters, _keep_likely, lambda x, *_: x, scaled, top_k, top_p)
-    return jnp.where(is_greedy, greedy(logits), _draw(scaled, rows.uniform))
+    return jnp.where(is_greedy, greedy(by_token), _draw(scaled, rows.uniform))
 
 
 def _keep_likely(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:
