@@ -5,6 +5,7 @@ window layer: the window's), and a branch is compiled for each size. Entries pas
 but never counted. Sequences are not gathered together: measured, that was no faster.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -40,7 +41,9 @@ def attend_decodes(
     def in_one_run(blocks: int, tile: Tile, span: Span, pages: jax.Array) -> jax.Array:
         return attend_run(tile, span, pages, table, settings, blocks)
 
-    branches = [partial(in_one_run, blocks) for blocks in sizes]
+    branches: list[Callable[[Tile, Span, jax.Array], jax.Array]] = [
+        partial(in_one_run, size) for size in sizes
+    ]
     if settings.sliding_window is None and sizes[-1] < table.block_ids.shape[1]:
         branches.append(in_chunks)
 
