@@ -22,19 +22,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0 done, 1 a check failed, 2 bad input, 130 interrupted, 141 the reader of the output went away.
     """
-    argv = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(prog="jaxkv", description="One pool of pages for hybrid models, in JAX.")
-    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    chosen = next((word for word in argv if not word.startswith("-")), None)
-    for name, summary in COMMANDS.items():
-        subparser = subparsers.add_parser(name, help=summary, description=summary)
-        if name == chosen:
-            importlib.import_module(f"jaxkv.commands.{name}").add_arguments(subparser)
-    args = parser.parse_args(argv)
     try:
-        return importlib.import_module(f"jaxkv.commands.{args.command}").run(args)
+        return _run(list(sys.argv[1:] if argv is None else argv))
     except JaxkvError as error:
         print(f"jaxkv: error: {error}", file=sys.stderr)
+        return 2
+    except MemoryError as error:
+        print(f"jaxkv: error: not enough memory on this machine: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("jaxkv: interrupted", file=sys.stderr)
@@ -43,6 +37,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The reader (`| head`) has gone. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+
+
+def _run(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="jaxkv", description="One pool of pages for hybrid models, in JAX.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    chosen = next((word for word in argv if not word.startswith("-")), None)
+    for name, summary in COMMANDS.items():
+        subparser = subparsers.add_parser(name, help=summary, description=summary)
+        if name == chosen:
+            importlib.import_module(f"jaxkv.commands.{name}").add_arguments(subparser)
+    args = parser.parse_args(argv)
+    return importlib.import_module(f"jaxkv.commands.{args.command}").run(args)
 
 
 if __name__ == "__main__":
