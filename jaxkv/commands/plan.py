@@ -89,11 +89,11 @@ def _add_serving(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Prints the plans. Raises JaxkvError for bad input, before anything is printed or written."""
-    models = [*args.models, *([args.model] if args.model else [])]
-    if bool(models) == bool(args.layers):
+    models = [*args.models, *([] if args.model is None else [args.model])]
+    if bool(models) == (args.layers is not None):
         raise JaxkvError("give either models or --layers FILE")
     studies = [study_of(args, model) for model in models or [None]]
-    if args.html:
+    if args.html is not None:
         _write(args.html, html_page(studies))
     if args.json:
         reports = [study_report(study) for study in studies]

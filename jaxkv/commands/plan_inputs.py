@@ -26,6 +26,7 @@ def study_of(args: argparse.Namespace, model: str | None) -> PlanStudy:
     """Reads `model` (None: the list of layers in `args.layers`) and plans it. Raises JaxkvError for bad
     input.
     """
+    _check_unused(args)
     machine = make_machine(
         args.accelerator,
         chips=args.chips,
@@ -35,7 +36,7 @@ def study_of(args: argparse.Namespace, model: str | None) -> PlanStudy:
     if model is None:
         listed = read_layer_list(args.layers, args.block_size)
         config = _plan_config(args, machine, listed.max_model_len)
-        budget = None if args.memory else _budget(args, machine, None)
+        budget = None if args.memory is not None else _budget(args, machine, None)
         memory = _memory(args, budget)
         about = {"num_layers": len(listed.specs), "cache_dtype": "the list's own"}
         return make_study(
@@ -46,7 +47,7 @@ def study_of(args: argparse.Namespace, model: str | None) -> PlanStudy:
         args.block_size, args.dtype, state_dtype=args.state_dtype, tensor_parallel=machine.tensor_parallel
     )
     config = _plan_config(args, machine, cache.max_model_len)
-    budget = None if args.memory else _budget(args, machine, cache)
+    budget = None if args.memory is not None else _budget(args, machine, cache)
     return make_study(
         cache.name,
         specs,
@@ -57,6 +58,17 @@ def study_of(args: argparse.Namespace, model: str | None) -> PlanStudy:
         about=_about(args, cache),
         warnings=cache.replication(machine.tensor_parallel),
     )
+
+
+def _check_unused(args: argparse.Namespace) -> None:
+    """Options that this model or machine has no use for must make sense all the same."""
+    dtypes: tuple[str, ...] = (args.dtype, args.weight_dtype, args.state_dtype)
+    for dtype in dtypes:
+        if dtype != "auto":
+            itemsize(DTYPE_NAMES.get(dtype, dtype))
+    for size in (args.memory, args.weights):
+        if size is not None:
+            parse_memory_size(size)
 
 
 def _about(args: argparse.Namespace, cache: ModelCache) -> dict[str, Any]:
@@ -94,7 +106,9 @@ def _plan_config(args: argparse.Namespace, machine: Machine, model_max_len: int 
 
 
 def _memory(args: argparse.Namespace, budget: MemoryBudget | None) -> int:
-    return parse_memory_size(args.memory or DEFAULT_MEMORY) if budget is None else budget.cache_bytes
+    if budget is not None:
+        return budget.cache_bytes
+    return parse_memory_size(DEFAULT_MEMORY if args.memory is None else args.memory)
 
 
 def _budget(args: argparse.Namespace, machine: Machine, cache: ModelCache | None) -> MemoryBudget | None:

@@ -18,7 +18,7 @@ UNGATED = frozenset({"nemotron_h"})
 
 def mlp_parameters(text: TextConfig, num_layers: int) -> int:
     """All MLPs, experts and routers of the model. Raises JaxkvError that names a size that is missing."""
-    if text.get("model_type") in NO_MLP:
+    if text.model_type in NO_MLP:
         return 0
     return sum(_layer(text, kind) for kind in _kinds(text, num_layers))
 
@@ -28,7 +28,7 @@ def _kinds(text: TextConfig, num_layers: int) -> list[str]:
     letters = text.get("hybrid_override_pattern")
     if isinstance(letters, str):
         return [{"-": "dense", "E": "experts"}.get(letter, "none") for letter in letters]
-    if text.get("model_type") == "zamba2":
+    if text.model_type == "zamba2":
         return ["dense"] * text.integer("num_mem_blocks")
     experts = text.optional_integer(*EXPERT_KEYS, at_least=0) or 0
     if experts <= 1:
@@ -53,14 +53,14 @@ def _layer(text: TextConfig, kind: str) -> int:
     if kind == "none":
         return 0
     hidden = text.integer("hidden_size")
-    matrices = 2 if text.get("model_type") in UNGATED else 3
+    matrices = 2 if text.model_type in UNGATED else 3
     if kind == "dense":
         keys = ("intermediate_size_mlp", "intermediate_size", "ffn_hidden_size")
         if text.optional_integer("num_local_experts", at_least=0) == 0:
             keys = ("shared_intermediate_size", *keys)
         size = text.integer(*keys)
         # RecurrentGemma's files count gate and up together.
-        return matrices * hidden * (size // 2 if text.get("model_type") == "recurrent_gemma" else size)
+        return matrices * hidden * (size // 2 if text.model_type == "recurrent_gemma" else size)
     experts = text.integer(*EXPERT_KEYS)
     size = text.integer("moe_intermediate_size", "intermediate_size")
     inner = text.optional_integer("moe_latent_size", "routed_expert_hidden_size")

@@ -40,18 +40,18 @@ def count_parameters(model: ModelCache) -> Parameters:
     embedding = text.integer("vocab_size") * text.integer("hidden_size")
     tied = text.get("tie_word_embeddings")
     if tied is None:
-        tied = text.get("model_type") in TIED_BY_DEFAULT or _nested_type(text) in TIED_BY_DEFAULT
+        tied = text.model_type in TIED_BY_DEFAULT or _nested_type(text) in TIED_BY_DEFAULT
     per_layer = text.optional_integer("hidden_size_per_layer_input", at_least=0) or 0
     if per_layer:
         embedding += text.integer("vocab_size_per_layer_input", "vocab_size") * per_layer * len(model.layers)
     mixers = sum(_mixer(text, caches, model) for caches in model.layers)
-    if text.get("model_type") == "zamba2":
+    if text.model_type == "zamba2":
         mixers -= _shared_blocks_saved(text, model)
     return Parameters(embedding * (1 if tied else 2), mixers + mlp_parameters(text, len(model.layers)))
 
 
 def _nested_type(text: TextConfig) -> str:
-    return str(text.get("model_type")).removesuffix("_text")
+    return text.model_type.removesuffix("_text")
 
 
 def _mixer(text: TextConfig, caches: tuple[LayerCache, ...], model: ModelCache) -> int:
@@ -77,8 +77,8 @@ def _mixer(text: TextConfig, caches: tuple[LayerCache, ...], model: ModelCache) 
 
 def _attention(text: TextConfig, cache: AttentionCache) -> int:
     hidden = text.integer("hidden_size")
-    inputs = 2 * hidden if text.get("model_type") == "zamba2" else hidden
-    gated = text.get("attn_output_gate") is True or text.get("model_type") == "qwen3_next"
+    inputs = 2 * hidden if text.model_type == "zamba2" else hidden
+    gated = text.get("attn_output_gate") is True or text.model_type == "qwen3_next"
     queries = cache.num_heads * cache.head_size * (2 if gated else 1)
     keys_and_values = cache.num_kv_heads * (cache.head_size + cache.head_size_v)
     return inputs * (queries + keys_and_values) + cache.num_heads * cache.head_size_v * hidden

@@ -29,13 +29,20 @@ def find_config(model: str) -> ConfigSource:
     """
     if model == DEMO_MODEL:
         return ConfigSource(model, gguf_config(_demo_header()))
-    path = Path(model).expanduser()
-    if path.is_dir():
+    if not model:
+        raise JaxkvError("no model: its name is empty")
+    try:
+        path = Path(model).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError) as error:  # a name too long for a path, a home folder that nobody has
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise JaxkvError(f"no model {model!r}: {reason}") from None
+    if is_folder:
         path = path / "config.json"
         if not path.is_file():
             raise JaxkvError(f"the folder {model} holds no config.json")
         return ConfigSource(path.parent.name or model, _read_json(path))
-    if not path.is_file():
+    if not is_file:
         raise JaxkvError(
             f"no model {model!r}: it is no config.json, no folder with one, no GGUF file, and not the name "
             f"{DEMO_MODEL}"
@@ -57,13 +64,18 @@ def _demo_header() -> Path:
 
 
 def _begins_with_magic(path: Path) -> bool:
-    with path.open("rb") as file:
-        return file.read(len(MAGIC)) == MAGIC
+    try:
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise JaxkvError(f"cannot read {path}: {error.strerror}") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise JaxkvError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise JaxkvError(f"{path} is not JSON: {error}") from None
     if not isinstance(config, dict):

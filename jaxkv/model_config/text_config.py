@@ -24,6 +24,12 @@ class TextConfig:
         return self._values.get(key)
 
     @property
+    def model_type(self) -> str:
+        """The name of the family; empty where the config has none, or no text."""
+        value = self.get("model_type")
+        return value if isinstance(value, str) else ""
+
+    @property
     def num_layers(self) -> int:
         """`num_hidden_layers`. Raises JaxkvError for more than MAX_LAYERS."""
         count = self.integer("num_hidden_layers")

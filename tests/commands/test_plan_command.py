@@ -111,6 +111,11 @@ def test_several_models_in_one_table(capsys: pytest.CaptureFixture[str]) -> None
         (["--tensor-parallel", "0"], "tensor_parallel must be at least 1, got 0"),
         (["--tensor-parallel", "3"], "tensor_parallel 3 does not divide 4 heads; choose one of 1, 2, 4"),
         (["--layers", "x.json"], "give either models or --layers FILE"),
+        (["--memory", ""], "'' is not a memory size"),
+        (["--weights=-1"], "'-1' is not a memory size"),
+        (["--weight-dtype", "bf8"], "unknown dtype 'bf8'"),
+        (["--state-dtype", "bf8"], "unknown dtype 'bf8'"),
+        (["--html", ""], "cannot write --html"),
         (["--html", "/nowhere/page.html"], "cannot write --html /nowhere/page.html"),
     ],
 )

@@ -61,3 +61,10 @@ def test_a_size_that_the_config_lacks_is_named() -> None:
         count_parameters(model_cache_from_config(read("falcon-h1-7b")))
     with pytest.raises(JaxkvError, match="intermediate_size"):
         count_parameters(model_cache_from_config(read("lfm2-1.2b")))
+
+
+def test_a_model_type_that_is_no_name_is_passed_over() -> None:
+    config = read("gemma-3-270m") | {"architectures": ["Gemma3ForCausalLM"], "model_type": ["gemma3_text"]}
+    untied = count_parameters(model_cache_from_config(config))
+    tied = count_parameters(model_cache_from_config(config | {"tie_word_embeddings": True}))
+    assert untied.embedding == 2 * tied.embedding == 2 * 262144 * 640

@@ -52,3 +52,17 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(b"{\xff")
     with pytest.raises(JaxkvError, match="is not JSON"):
         find_config(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("", "its name is empty"),
+        ("a" * 5000, "File name too long"),
+        ("~no-such-user/model", "no model '~no-such-user/model'"),
+        ("/proc/self/mem", "cannot read /proc/self/mem"),
+    ],
+)
+def test_what_is_no_path_to_a_model_is_refused(model: str, message: str) -> None:
+    with pytest.raises(JaxkvError, match=message):
+        find_config(model)
