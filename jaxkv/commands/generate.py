@@ -49,6 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """What can be checked without the model is checked before loading it, the prompts before compiling."""
     prompts = read_prompts(args.prompt, args.prompts)
+    for stop in args.stop:
+        check_text("--stop", stop)
     memory = parse_memory_size(args.memory)
     llm_class, params_class = _import_engine()
     params = params_class(
@@ -87,9 +89,11 @@ def run(args: argparse.Namespace) -> int:
 
 
 def read_prompts(prompts: list[str], path: str | None) -> list[str]:
-    """The prompts of the command line and then those of the file. JaxkvError where there are none, where one
-    is empty or the file cannot be read as text.
+    """The prompts of the command line and then those of the file. JaxkvError where there are none, and where
+    one cannot be read as text.
     """
+    for prompt in prompts:
+        check_text("--prompt", prompt)
     found = list(prompts)
     if path is not None:
         try:
@@ -105,12 +109,23 @@ def read_prompts(prompts: list[str], path: str | None) -> list[str]:
             raise JaxkvError(
                 f"the prompts file {path} is not text: it has a NUL byte at {text.index(chr(0))}"
             )
-        found += [line for line in text.splitlines() if line.strip()]
+        # Not splitlines, which ends lines at form feeds and the like, too.
+        found += [line for line in text.split("\n") if line.strip()]
         if len(found) == len(prompts):
             raise JaxkvError(f"the prompts file {path} holds no prompt")
     if not found:
         raise JaxkvError("give at least one prompt: --prompt TEXT or --prompts FILE")
     return found
+
+
+def check_text(option: str, text: str) -> None:
+    """JaxkvError for bytes of the command line that are no UTF-8: Python hands them on as lone surrogates."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise JaxkvError(
+            f"{option} {text!r} is not UTF-8 text: character {error.start} is {text[error.start]!r}"
+        ) from None
 
 
 def _import_engine() -> "tuple[type[LLM], type[SamplingParams]]":
