@@ -1,8 +1,10 @@
 """Reads the specs of a scenario: the layers of a plan and the groups of a replay."""
 
+from collections import Counter
 from typing import Any, NamedTuple
 
 from jaxkv.errors import JaxkvError
+from jaxkv.model_config.text_config import MAX_LAYERS
 from jaxkv.scenario.config import ScenarioConfig
 from jaxkv.scenario.fields import REQUIRED, Fields
 from jaxkv.specs import SPEC_KINDS, KVCacheSpec
@@ -47,6 +49,7 @@ def parse_layers(fields: Fields, config: ScenarioConfig) -> tuple[LayerEntry, ..
         name = layer.text("name")
         counted = layer.has("count")
         count = layer.integer("count", 1, minimum=1)
+        _check_number(layer, len(entries) + count)
         spec = _parse_spec(layer, config)
         layer.finish()
         entries += [LayerEntry(f"{name}.{i}" if counted else name, spec) for i in range(count)]
@@ -54,18 +57,25 @@ def parse_layers(fields: Fields, config: ScenarioConfig) -> tuple[LayerEntry, ..
     for index, item in enumerate(fields.items("patterns", [])):
         pattern = Fields(item, f"patterns[{index}]")
         specs = _parse_pattern_layers(pattern, config)
-        for _ in range(pattern.integer("repeat", 1, minimum=1)):
+        repeat = pattern.integer("repeat", 1, minimum=1)
+        _check_number(pattern, len(entries) + repeat * len(specs))
+        for _ in range(repeat):
             for spec in specs:
                 entries.append(LayerEntry(f"layer.{number}", spec))
                 number += 1
         pattern.finish()
     if not entries:
         raise JaxkvError("a plan needs 'layers' or 'patterns' with at least one layer")
-    names = [entry.name for entry in entries]
-    repeated = sorted({name for name in names if names.count(name) > 1})
+    counts = Counter(entry.name for entry in entries)
+    repeated = sorted(name for name, count in counts.items() if count > 1)
     if repeated:
         raise JaxkvError(f"layer names must differ; repeated: {', '.join(repeated)}")
     return tuple(entries)
+
+
+def _check_number(fields: Fields, number: int) -> None:
+    if number > MAX_LAYERS:
+        raise JaxkvError(f"{fields.where}: {number} layers are more than {MAX_LAYERS}")
 
 
 def _parse_pattern_layers(pattern: Fields, config: ScenarioConfig) -> list[KVCacheSpec]:
@@ -73,6 +83,7 @@ def _parse_pattern_layers(pattern: Fields, config: ScenarioConfig) -> list[KVCac
     for index, item in enumerate(pattern.items("layers")):
         layer = Fields(item, f"{pattern.where}.layers[{index}]")
         count = layer.integer("count", 1, minimum=1)
+        _check_number(layer, len(specs) + count)
         specs += [_parse_spec(layer, config)] * count
         layer.finish()
     return specs

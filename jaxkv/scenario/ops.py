@@ -108,6 +108,8 @@ def _parse_op(fields: Fields) -> Op:
     values: dict[str, Any] = {"name": name, "expect": fields.expect()}
     if name in ("new", "lookup", "prefill", "step", "decode", "preempt", "free"):
         values["request_id"] = fields.text("id")
+        if not values["request_id"]:
+            raise JaxkvError(f"{fields.where}: 'id' must not be empty")
     if name == "new":
         values["tokens"] = parse_tokens(fields.value("tokens"), f"{fields.where}.tokens")
         values["cache_salt"] = fields.optional_text("cache_salt")

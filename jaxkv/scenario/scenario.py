@@ -74,7 +74,7 @@ def load_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repeated_keys)
     except OSError as error:
         raise JaxkvError(f"{path}: {error.strerror or error}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise JaxkvError(f"{path}: {error}") from None
 
 

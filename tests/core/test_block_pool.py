@@ -22,6 +22,11 @@ def test_the_null_block_is_never_given_out() -> None:
     assert pool.num_free == 0
 
 
+def test_more_blocks_than_ids_are_refused() -> None:
+    with pytest.raises(JaxkvError, match="2147483648 blocks is too large: at most 2147483647"):
+        BlockPool(2**31)
+
+
 def test_ids_are_given_out_in_ascending_order_at_first() -> None:
     pool = make_pool(10)
     assert pool.take(0, 3)[0].tolist() == [1, 2, 3]

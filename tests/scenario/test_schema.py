@@ -105,6 +105,7 @@ def test_layers_are_named_by_count_and_patterns_numbered_through() -> None:
         (REPLAY, ["config", "use_eagle"], 1, "use_eagle"),
         (REPLAY, ["schedule"], {"requests": []}, "either 'ops' or 'schedule'"),
         (REPLAY, ["ops", 1, "id"], "b", "'b'"),
+        (REPLAY, ["ops", 1, "id"], "", "'id' must not be empty"),
         (REPLAY, ["ops", 1, "op"], "fly", "fly"),
         (REPLAY, ["ops", 1, "chunk"], 0, "chunk"),
         (REPLAY, ["ops", 1, "n"], 2, "'n'"),
@@ -115,6 +116,9 @@ def test_layers_are_named_by_count_and_patterns_numbered_through() -> None:
         (PLAN, ["layers"], [], "at least one layer"),
         (PLAN, ["layers"], [{"name": "a", **FULL}] * 2, "a"),
         (PLAN, ["layers", 0, "count"], 0, "count"),
+        (PLAN, ["layers", 0, "count"], 10**12, "1000000000000 layers are more than 10000"),
+        (PLAN, ["patterns"], [{"repeat": 5001, "layers": [FULL, FULL]}], "10003 layers are more than 10000"),
+        (PLAN, ["patterns"], [{"layers": [{**FULL, "count": 10**12}]}], "are more than 10000"),
         (PLAN, ["num_blocks"], 4, "'num_blocks'"),
         (PLAN, ["available_memory"], -1, "available_memory"),
     ],
@@ -137,7 +141,13 @@ def test_a_request_cannot_be_used_after_it_was_freed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "named"), [("{", "line 1"), ('{"mode": "plan", "mode": "plan"}', "twice"), ("[]", "object")]
+    ("text", "named"),
+    [
+        ("{", "line 1"),
+        ('{"mode": "plan", "mode": "plan"}', "twice"),
+        ("[]", "object"),
+        ("[" * 100_000, "recursion"),
+    ],
 )
 def test_a_broken_file_is_refused_with_its_name(tmp_path: Path, text: str, named: str) -> None:
     path = tmp_path / "case.json"
