@@ -64,8 +64,9 @@ def _check_unused(args: argparse.Namespace) -> None:
     """Options that this model or machine has no use for must make sense all the same."""
     dtypes: tuple[str, ...] = (args.dtype, args.weight_dtype, args.state_dtype)
     for dtype in dtypes:
-        if dtype != "auto":
-            itemsize(DTYPE_NAMES.get(dtype, dtype))
+        name: str = DTYPE_NAMES.get(dtype, dtype)
+        if name != "auto":
+            itemsize(name)
     for size in (args.memory, args.weights):
         if size is not None:
             parse_memory_size(size)
