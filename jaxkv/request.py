@@ -5,8 +5,10 @@ requests, so that a step can extend every row at once. While it waits they live 
 """
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -59,13 +61,27 @@ class MultimodalInput:
     length: int
 
     def __post_init__(self) -> None:
+        _check_text("identifier of a multimodal input", self.identifier)
         check_int("offset of a multimodal input", self.offset, 0)
         check_int("length of a multimodal input", self.length, 1)
 
 
+def _check_text(name: str, value: str) -> None:
+    """JaxkvError unless `value` is a string that can be encoded: the hashes are made of its bytes."""
+    if not isinstance(value, str):
+        raise JaxkvError(f"{name} must be a string, not {value!r}")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise JaxkvError(f"{name} {value!r} is not Unicode text: {error.reason} at {error.start}") from None
+
+
 def as_token_ids(token_ids: Sequence[int] | NDArray, name: str = "prompt_token_ids") -> NDArray[np.int32]:
     """A fresh int32[n] of the token ids. JaxkvError for an empty list, a non-integer or a negative id."""
-    array = np.asarray(token_ids)
+    try:
+        array = np.asarray(token_ids)
+    except (ValueError, OverflowError) as error:  # lists of different lengths
+        raise JaxkvError(f"{name} must be a list of token ids: {error}") from None
     if array.ndim != 1 or array.size == 0:
         raise JaxkvError(f"{name} must be a list of at least one token id, got shape {array.shape}")
     if array.dtype.kind not in "iu":
@@ -87,6 +103,7 @@ class Request:
     arrival: sort key of the waiting queue (a time, a step...); None: the order of `add_request`.
     priority: lower is served first, before arrival is looked at.
     cache_salt, lora_name, multimodal_inputs: requests share cached blocks only where all of these agree.
+    Raises JaxkvError for what no step could serve, so that a bad request never gets as far as a queue.
 
     max_total_tokens: prompt and answer together; a scheduler lowers it to the model's maximum.
     num_preemptions counts how often the request lost its blocks. num_cached_tokens is the hit of its first
@@ -107,9 +124,19 @@ class Request:
         lora_name: str | None = None,
         multimodal_inputs: Sequence[MultimodalInput] = (),
     ) -> None:
+        _check_text("request_id", request_id)
         self._tokens = as_token_ids(prompt_token_ids)
         if max_tokens is not None:
             check_int("max_tokens", max_tokens, 1)
+        ends = list(end_token_ids)
+        if ends:
+            ends = as_token_ids(ends, "end_token_ids").tolist()
+        for name, value in (("arrival", 0 if arrival is None else arrival), ("priority", priority)):
+            if not isinstance(value, Real) or not math.isfinite(value):
+                raise JaxkvError(f"{name} must be a finite number, not {value!r}")
+        for name, text in (("cache_salt", cache_salt), ("lora_name", lora_name)):
+            if text is not None:
+                _check_text(name, text)
         for item in multimodal_inputs:
             if item.offset + item.length > len(self._tokens):
                 raise JaxkvError(
@@ -122,7 +149,7 @@ class Request:
         self.max_total_tokens = self.num_prompt_tokens + (UNLIMITED if max_tokens is None else max_tokens)
         self.arrival = arrival
         self.priority = priority
-        self.end_token_ids = tuple(int(token) for token in end_token_ids)
+        self.end_token_ids = tuple(ends)
         self.cache_salt = cache_salt
         self.lora_name = lora_name
         self.multimodal_inputs = tuple(multimodal_inputs)

@@ -2,6 +2,8 @@
 nothing.
 """
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -89,6 +91,31 @@ def test_bad_limits_are_refused() -> None:
         Request("a", [1], max_tokens=0)
     with pytest.raises(JaxkvError, match="'cat' ends at token 4 of a prompt of 3 tokens"):
         Request("a", [1, 2, 3], multimodal_inputs=[MultimodalInput(identifier="cat", offset=2, length=2)])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"request_id": 7}, "request_id must be a string, not 7"),
+        ({"prompt_token_ids": [1, [2]]}, "prompt_token_ids must be a list of token ids"),
+        ({"end_token_ids": [2**40]}, r"end_token_ids must lie in \[0, 2147483647\], got 1099511627776"),
+        ({"end_token_ids": [-1]}, "end_token_ids must lie in .* got -1 at position 0"),
+        ({"end_token_ids": ["x"]}, "end_token_ids must be integers"),
+        ({"arrival": float("nan")}, "arrival must be a finite number, not nan"),
+        ({"priority": "high"}, "priority must be a finite number, not 'high'"),
+        ({"cache_salt": 5}, "cache_salt must be a string, not 5"),
+        ({"cache_salt": "a\ud800"}, "is not Unicode text: surrogates not allowed at 1"),
+        ({"lora_name": b"x"}, "lora_name must be a string"),
+    ],
+)
+def test_what_would_stop_a_later_step_is_refused_at_once(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(JaxkvError, match=message):
+        Request(**{"request_id": "a", "prompt_token_ids": [1, 2]} | fields)
+
+
+def test_the_content_of_an_image_is_named_by_text() -> None:
+    with pytest.raises(JaxkvError, match="identifier of a multimodal input must be a string, not 3"):
+        MultimodalInput(identifier=3, offset=0, length=1)  # pyright: ignore
 
 
 def test_finish_reasons_are_the_public_words() -> None:
