@@ -62,14 +62,16 @@ def study_of(args: argparse.Namespace, model: str | None) -> PlanStudy:
 
 def _check_unused(args: argparse.Namespace) -> None:
     """Options that this model or machine has no use for must make sense all the same."""
-    dtypes: tuple[str, ...] = (args.dtype, args.weight_dtype, args.state_dtype)
-    for dtype in dtypes:
-        name: str = DTYPE_NAMES.get(dtype, dtype)
-        if name != "auto":
-            itemsize(name)
+    for dtype in (args.dtype, args.weight_dtype, args.state_dtype):
+        _check_dtype(dtype)
     for size in (args.memory, args.weights):
         if size is not None:
             parse_memory_size(size)
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype != "auto":
+        itemsize(DTYPE_NAMES.get(dtype, dtype))
 
 
 def _about(args: argparse.Namespace, cache: ModelCache) -> dict[str, Any]:
