@@ -139,7 +139,7 @@ class KVCacheManager:
         """
         if not self._keeps_states:
             return ()
-        row = self.rows.find(request.request_id)
+        row = self._find_row(request)
         if row >= 0:
             start, boundaries = request.num_computed_tokens, self.rows.info(row).boundaries
         else:
@@ -171,20 +171,26 @@ class KVCacheManager:
         its way).
 
         num_lookahead_tokens: further slots for drafts. num_encoder_tokens: for cross attention, at the start.
-        Raises JaxkvError for negative counts, more tokens than max_model_len, a hit for a request that
-        already has blocks, a hit whose blocks have been given out since.
+        Raises JaxkvError for negative counts, more tokens than max_model_len, more computed tokens than there
+        was room for, another request's id, a hit for a request that already has blocks, a hit that is not of
+        this prompt and this cache, a hit whose blocks have been given out since.
         """
         check_int("num_new_tokens", num_new_tokens, 0)
         check_int("num_lookahead_tokens", num_lookahead_tokens, 0)
         check_int("num_external_tokens", num_external_tokens, 0)
         check_int("num_encoder_tokens", num_encoder_tokens, 0)
-        row = self.rows.find(request.request_id)
+        row = self._find_row(request)
         if row >= 0:
             if num_external_tokens or (hit is not None and hit.num_tokens):
                 raise JaxkvError(
                     f"request {request.request_id!r} already has blocks: it cannot start from a hit"
                 )
             computed, parts = request.num_computed_tokens, ()
+            if computed > self.rows.position[row]:
+                raise JaxkvError(
+                    f"request {request.request_id!r} has {computed} computed tokens, but had room for "
+                    f"{self.rows.position[row]} only"
+                )
             boundaries = self.rows.info(row).boundaries
         else:
             hit = self.lookup.nothing() if hit is None else self.lookup.renew(request, hit)
@@ -273,21 +279,13 @@ class KVCacheManager:
 
         For content that was put off with `delay_cache_blocks` and has arrived.
         """
-        check_int("num_computed_tokens", num_computed_tokens, 0)
-        row = self._row(request.request_id)
-        if num_computed_tokens > self.rows.position[row]:
-            raise JaxkvError(
-                f"request {request.request_id!r} has room for {self.rows.position[row]} tokens, so "
-                f"{num_computed_tokens} cannot be computed"
-            )
-        self.upkeep.arrived(row, num_computed_tokens)
+        self.upkeep.arrived(self._row_with(request, num_computed_tokens), num_computed_tokens)
 
     # Letting go
 
     def remove_skipped_blocks(self, request: CacheRequest, num_computed_tokens: int) -> None:
         """Frees blocks that no token after the first `num_computed_tokens` reads."""
-        check_int("num_computed_tokens", num_computed_tokens, 0)
-        self.upkeep.let_go(self._row(request.request_id), num_computed_tokens)
+        self.upkeep.let_go(self._row_with(request, num_computed_tokens), num_computed_tokens)
 
     def free(self, request: CacheRequest) -> None:
         """Gives back all blocks of a request; nothing to do for one that has none.
@@ -296,7 +294,7 @@ class KVCacheManager:
         that what is left still serves a hit. The last boundary it reached is kept as one where a request may
         resume.
         """
-        row = self.rows.find(request.request_id)
+        row = self._find_row(request)
         if row >= 0:
             self.upkeep.cache_row(row)
             if not self.retention.is_dense and row not in self.upkeep.delayed:
@@ -368,6 +366,26 @@ class KVCacheManager:
         row = self.rows.find(request_id)
         if row < 0:
             raise JaxkvError(f"request {request_id!r} holds no blocks")
+        return row
+
+    def _find_row(self, request: CacheRequest) -> int:
+        """The request's row, or -1. JaxkvError where another request of the same id has blocks."""
+        row = self.rows.find(request.request_id)
+        if row >= 0 and self.rows.info(row).request is not request:
+            raise JaxkvError(f"another request with the id {request.request_id!r} holds blocks")
+        return row
+
+    def _row_with(self, request: CacheRequest, num_computed_tokens: int) -> int:
+        """The row of a request that can have computed so many tokens."""
+        check_int("num_computed_tokens", num_computed_tokens, 0)
+        row = self._find_row(request)
+        if row < 0:
+            raise JaxkvError(f"request {request.request_id!r} holds no blocks")
+        if num_computed_tokens > self.rows.position[row]:
+            raise JaxkvError(
+                f"request {request.request_id!r} has room for {self.rows.position[row]} tokens, so "
+                f"{num_computed_tokens} cannot be computed"
+            )
         return row
 
     def get_block_ids(self, request_id: str) -> list[list[int]]:

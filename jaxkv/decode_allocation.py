@@ -44,6 +44,8 @@ def allocate_decodes(
         unused = rows[due][cache.rows.position[rows[due]] == 0]
         if len(unused):
             raise JaxkvError(f"row {unused[0]} holds no request")
+        if len(set(rows[due].tolist())) < len(due):
+            raise JaxkvError(f"a row stands twice among the {len(rows)} rows: each gets one token")
         most = int(after[due].max())
         if most > cache.plan.max_model_len:
             raise JaxkvError(f"{most} tokens are more than the maximum of {cache.plan.max_model_len}")

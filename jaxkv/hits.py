@@ -21,7 +21,8 @@ class PrefixHit:
     keeping there; 0: nowhere beyond the hit.
     pending: a longer hit was passed over because its content is computed in the step being scheduled; it can
     be had in the next one.
-    parts: by manager, the units of the hit. version: the pool's, when the hit was found.
+    prefix_hash: of these tokens, None where there are none. version: the pool's, when the hit was found.
+    parts: by manager, the units of the hit.
     """
 
     num_tokens: int
@@ -32,6 +33,7 @@ class PrefixHit:
     pending: bool
     parts: tuple["HitPart", ...]
     version: int
+    prefix_hash: bytes | None
     managers: tuple["Manager", ...]
 
     @cached_property

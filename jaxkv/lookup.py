@@ -37,23 +37,32 @@ class PrefixLookup:
     def find(self, request: CacheRequest) -> PrefixHit:
         """The longest cached prefix of the known tokens, at most all but one of them."""
         hashes = request.block_hashes(self._hasher)
-        return self._hit(self.coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1))
+        return self._hit(self.coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1), hashes)
 
     def nothing(self) -> PrefixHit:
-        return self._hit(self.coordinator.nothing())
+        return self._hit(self.coordinator.nothing(), [])
 
     def renew(self, request: CacheRequest, hit: PrefixHit) -> PrefixHit:
-        """The same hit with units that are still there; JaxkvError if some have been given out since."""
-        if hit.version == self._pool.version or not hit.num_tokens:
+        """The same hit with units that are still there; JaxkvError if some have been given out since, or the
+        hit is another prompt's or another cache's.
+        """
+        if not hit.num_tokens and hit.managers is self._managers:
             return hit
         hashes = request.block_hashes(self._hasher)
+        if hit.managers is not self._managers or hit.prefix_hash != self._prefix_hash(hit.num_tokens, hashes):
+            raise JaxkvError(
+                f"the hit of {hit.num_tokens} tokens was not found for request {request.request_id!r} in "
+                "this cache; look it up"
+            )
+        if hit.version == self._pool.version:
+            return hit
         found = self.coordinator.find_longest_cache_hit(hashes, hit.num_tokens)
         if found.length < hit.num_tokens:
             raise JaxkvError(
                 f"the hit of {hit.num_tokens} tokens for request {request.request_id!r} is stale: only "
                 f"{found.length} of them are still cached; look it up again"
             )
-        return self._hit(found)
+        return self._hit(found, hashes)
 
     def replay_boundary(self, num_tokens: int) -> int:
         """The longest hit that a prompt of `num_tokens` tokens can have when everything of it is cached."""
@@ -72,7 +81,7 @@ class PrefixLookup:
             wanted.add(hit.branch_point)
         return tuple(sorted(wanted - {0}))
 
-    def _hit(self, found: Found) -> PrefixHit:
+    def _hit(self, found: Found, hashes: list[bytes]) -> PrefixHit:
         by_group = [0] * self._num_groups
         longest, limited_by = found.length, None
         for manager in self._managers:
@@ -93,8 +102,13 @@ class PrefixLookup:
             pending=found.pending,
             parts=found.parts,
             version=self._pool.version,
+            prefix_hash=self._prefix_hash(found.length, hashes),
             managers=self._managers,
         )
+
+    def _prefix_hash(self, num_tokens: int, hashes: list[bytes]) -> bytes | None:
+        index = num_tokens // self._hasher.hash_block_size
+        return hashes[index - 1] if 0 < index <= len(hashes) else None
 
     def _branch_point(self, found: Found, longest: int) -> int:
         """Where the shared prefix ends, if the hit ends before: full attention knows, it keeps every
