@@ -37,9 +37,8 @@ class Allocation(NamedTuple):
 class KVCacheManager:
     """Owns the block pool of one plan and the tables of all requests that hold blocks.
 
-    A request gets a row of the tables with its first `allocate_slots` and keeps it until `free`. Everything
-    completed is cached as soon as it is full, and what a window or a recurrent state leaves behind is free at
-    once:
+    A request gets a row of the tables with its first `allocate_slots` and keeps it until `free`. Every block
+    is cached as soon as it is full, and what a window or a recurrent state leaves behind is free at once:
     rows that `allocate_decodes` did not have to look at catch up before anything could tell the difference.
 
     plan: from jaxkv.planning. enable_caching: off, no block is ever shared.
@@ -98,8 +97,6 @@ class KVCacheManager:
             alignment=self.chunk_alignment,
             fine_grained=fine_grained,
             enable_caching=enable_caching,
-            max_in_flight_tokens=limits.max_in_flight_tokens + limits.num_lookahead_tokens,
-            max_encoder_len=limits.max_encoder_len,
             events=self._events,
             residency=self._residency,
         )
@@ -124,8 +121,8 @@ class KVCacheManager:
     # Looking up
 
     def get_computed_blocks(self, request: CacheRequest) -> PrefixHit:
-        """The longest cached prefix of the request's known tokens, at most all but one of them. Changes
-        nothing.
+        """The longest cached prefix of the request's known tokens, at most all but one of them.
+        Changes nothing.
         """
         if not self.enable_caching:
             return self.lookup.nothing()

@@ -122,7 +122,6 @@ class ManagerContext(NamedTuple):
     alignment: every group whose blocks hit whole can serve the multiples of it; states are kept there.
     fine_grained: hits may end inside a block, at any hash; such a block is copied.
     clock: what the managers may know of the running step.
-    max_in_flight_tokens: tokens scheduled and not settled, look-ahead included.
     events, residency: who is told what happens to cached units, if anybody.
     """
 
@@ -133,8 +132,6 @@ class ManagerContext(NamedTuple):
     alignment: int
     fine_grained: bool
     enable_caching: bool
-    max_in_flight_tokens: int
-    max_encoder_len: int = 0
     events: EventLog | None = None
     residency: ResidencySampler | None = None
 
@@ -217,8 +214,8 @@ class Manager(ABC):
 
     @abstractmethod
     def close_row(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Ends a row: its leaders, int32[n], and the last token position of each, int64[n]. They stay
-        held.
+        """Ends a row: its leaders, int32[n], and the last token position of each, int64[n].
+        They stay held.
         """
 
     @abstractmethod
@@ -227,13 +224,13 @@ class Manager(ABC):
 
     @abstractmethod
     def positional_ids(self, row: int) -> list[list[int]]:
-        """By sibling group: the row's ids by block position, 0 where nothing is held. To look at, not to
-        compute.
+        """By sibling group: the row's ids by block position, 0 where nothing is held.
+        To look at, not to compute.
         """
 
     def ids_at(self, row: int, token: int) -> NDArray[np.int32]:
-        """int32[width]: the ids of the row's unit under a token; only of managers whose blocks hit in
-        part.
+        """int32[width]: the ids of the row's unit under a token;
+        only of managers whose blocks hit in part.
         """
         raise NotImplementedError(f"{self.spec.kind} blocks are never copied")
 
@@ -245,8 +242,8 @@ class Manager(ABC):
 
     @abstractmethod
     def trim(self, part: HitPart, computed: int) -> HitPart:
-        """The part of a hit that is still of use once `computed` tokens are known, externally computed ones
-        included.
+        """The part of a hit that is still of use once `computed` tokens are known,
+        externally computed ones included.
         """
 
     @abstractmethod
@@ -256,10 +253,6 @@ class Manager(ABC):
     @abstractmethod
     def extend(self, row: int, num_units: int, span: Span) -> None:
         """Takes the units that `units_needed` counted."""
-
-    @abstractmethod
-    def peak_units(self, num_tokens: int) -> int:
-        """The most units that a request growing to `num_tokens` tokens holds at once."""
 
     # Caching
 

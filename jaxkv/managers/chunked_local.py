@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkv.managers.windowed import WindowedManager
-from jaxkv.specs import ChunkedLocalAttentionSpec, blocks_touched, cdiv
+from jaxkv.specs import ChunkedLocalAttentionSpec
 
 
 class ChunkedLocalManager(WindowedManager):
@@ -33,8 +33,3 @@ class ChunkedLocalManager(WindowedManager):
         if self.eagle_margin or boundary % self.context.hash_block_size:
             return 0
         return boundary
-
-    def peak_units(self, num_tokens: int) -> int:
-        held = self.max_reach + self.context.max_in_flight_tokens
-        touched = blocks_touched(held, self.block_size, self.spec.attention_chunk_size)
-        return min(cdiv(num_tokens, self.block_size), touched)

@@ -33,9 +33,6 @@ class FullAttentionManager(PositionalManager):
     def finder(self, hashes: list[bytes]) -> "FullFinder":
         return FullFinder(self, hashes)
 
-    def peak_units(self, num_tokens: int) -> int:
-        return cdiv(num_tokens, self.block_size)
-
 
 class FullFinder(Finder):
     """Scans the prompt once, from the left; whatever is shorter than the run found can be served too."""

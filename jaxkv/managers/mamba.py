@@ -26,8 +26,8 @@ _IN_PLACE = -1
 
 
 class StateUnits(NamedTuple):
-    """Which states a step reads and writes: leaders, int32[n] each; NO_STATE to read means start from
-    zeros.
+    """Which states a step reads and writes: leaders, int32[n] each;
+    NO_STATE to read means start from zeros.
     """
 
     read: NDArray[np.int32]
@@ -180,10 +180,6 @@ class MambaManager(Manager):
             return []
         wanted = self.context.retention.wanted_between(span.computed, span.after, span.boundaries)
         return [position for position in wanted if position % self.context.alignment == 0][-most:]
-
-    def peak_units(self, num_tokens: int) -> int:
-        extra = self.spec.num_speculative_blocks
-        return 2 + extra + self.spec.num_prefill_checkpoint_blocks if self.keeps_states else 1 + extra
 
     # Caching
 

@@ -105,15 +105,9 @@ class CrossAttentionManager(PrivateManager):
     def units_for(self, span: Span) -> int:
         return cdiv(span.num_encoder_tokens, self.block_size)
 
-    def peak_units(self, num_tokens: int) -> int:
-        return cdiv(self.context.max_encoder_len, self.block_size)
-
 
 class ScratchManager(PrivateManager):
     """One ring a request."""
 
     def units_for(self, span: Span) -> int:
-        return 1
-
-    def peak_units(self, num_tokens: int) -> int:
         return 1

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkv.managers.windowed import WindowedManager
-from jaxkv.specs import SlidingWindowSpec, blocks_touched, cdiv
+from jaxkv.specs import SlidingWindowSpec
 
 
 class SlidingWindowManager(WindowedManager):
@@ -32,7 +32,3 @@ class SlidingWindowManager(WindowedManager):
         if self.spec.num_retained_tokens or self.eagle_margin:
             return 0
         return limit // self.context.hash_block_size * self.context.hash_block_size
-
-    def peak_units(self, num_tokens: int) -> int:
-        held = self.spec.num_retained_tokens + self.context.max_in_flight_tokens
-        return min(cdiv(num_tokens, self.block_size), blocks_touched(held, self.block_size))

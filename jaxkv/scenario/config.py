@@ -7,7 +7,6 @@ from jaxkv.errors import JaxkvError
 from jaxkv.scenario.fields import Fields
 
 POLICIES = ("unified", "split")
-HASH_ALGORITHMS = ("sha256", "fast")
 
 
 @dataclass(frozen=True, kw_only=True)
