@@ -1,5 +1,5 @@
-"""Tables of fixed shape for the device: what a step needs to know of every group's blocks, padded to a
-bucket.
+"""Tables of fixed shape for the device:
+what a step needs to know of every group's blocks, padded to a bucket.
 """
 
 from collections.abc import Sequence

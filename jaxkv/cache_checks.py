@@ -1,5 +1,5 @@
-"""What must hold before a cache can be right. Checked when it is built, with values, so that nothing fails
-later.
+"""What must hold before a cache can be right.
+Checked when it is built, with values, so that nothing fails later.
 """
 
 from collections.abc import Sequence

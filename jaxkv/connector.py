@@ -89,8 +89,8 @@ def needed_content(
 def blocks_to_load(
     cache: KVCacheManager, request: CacheRequest, num_local_tokens: int, num_tokens: int
 ) -> list[NamedBlocks]:
-    """The blocks that `allocate_slots` set aside for content from outside. JaxkvError if the request has
-    none.
+    """The blocks that `allocate_slots` set aside for content from outside.
+    JaxkvError if the request has none.
     """
     row = cache.row_of(request.request_id)
     if not num_tokens:

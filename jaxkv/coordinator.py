@@ -2,9 +2,9 @@
 
 A length L is a hit if every group can serve exactly L (each manager says what that means for its kind).
 Whatever the number of kinds, the largest such L is found by letting each manager in turn shorten the
-candidate to the largest
-length it can serve, until all accept it: no manager ever skips a length it can serve, so none that all can
-serve is passed over. Full attention goes first: it scans the prompt once, and its answer bounds all others.
+candidate to the largest length it can serve, until all accept it: no manager ever skips a length it can
+serve, so none that all can serve is passed over. Full attention goes first: it scans the prompt once, and its
+answer bounds all others.
 """
 
 from abc import ABC, abstractmethod

@@ -16,8 +16,8 @@ class BlockCopies(NamedTuple):
 
 
 class PendingCopies:
-    """Copies that the next step has to make. The sources are held until a step later, so nobody reuses
-    them.
+    """Copies that the next step has to make.
+    The sources are held until a step later, so nobody reuses them.
     """
 
     def __init__(self) -> None:

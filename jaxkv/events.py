@@ -1,5 +1,5 @@
-"""What a cache tells the outside about its blocks: stored, removed, all cleared. Per group, as routers want
-it.
+"""What a cache tells the outside about its blocks: stored, removed, all cleared.
+Per group, as routers want it.
 """
 
 from collections.abc import Sequence

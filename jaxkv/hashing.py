@@ -2,8 +2,7 @@
 
 Two prefixes share cached blocks only where their hashes agree, so everything a block's content depends on
 goes in: the tokens, and the extra keys (cache salt, LoRA adapter, multimodal content). The hashes are the
-same in
-every process and on every machine:
+same in every process and on every machine:
 
     root     = SHA-256("jaxkv prefix hash 1"), or H(root, encoded salt and adapter) where a request has any
     hash[i]  = H(hash[i - 1], tokens of block i as little-endian int32 [, encoded multimodal keys of block i])

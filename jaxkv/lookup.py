@@ -111,8 +111,8 @@ class PrefixLookup:
         return hashes[index - 1] if 0 < index <= len(hashes) else None
 
     def _branch_point(self, found: Found, longest: int) -> int:
-        """Where the shared prefix ends, if the hit ends before: full attention knows, it keeps every
-        block.
+        """Where the shared prefix ends, if the hit ends before:
+        full attention knows, it keeps every block.
         """
         shared = min([longest, *(found.alone[number] for number in self._full)])
         shared = shared // self._alignment * self._alignment

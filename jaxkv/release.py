@@ -11,8 +11,8 @@ if TYPE_CHECKING:
 
 
 def keep_end(cache: "KVCacheManager", row: int) -> None:
-    """The end of what a request computed becomes a boundary: a chat goes on there, a preempted request
-    resumes.
+    """The end of what a request computed becomes a boundary:
+    a chat goes on there, a preempted request resumes.
     """
     cacheable = [manager for manager in cache.managers if manager.cacheable]
     if not cacheable:

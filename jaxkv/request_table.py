@@ -46,8 +46,7 @@ class RequestTable:
     num_prompt: int64[rows]. max_total: int64[rows], prompt and answer together may not be longer.
     end_tokens: int32[rows, widest set], padded with NO_TOKEN.
     epoch: int64[rows], different for every tenant of a row and 0 where there is none or it has ended, so
-      that a
-      late result does not reach a successor.
+      that a late result does not reach a successor.
     prefilling: bool[rows], some of the tokens known at admission are not scheduled yet.
     last_step: int64[rows], number of the last step that scheduled the row; -1 before the first.
     request_ids: object[rows], the tenant's id.

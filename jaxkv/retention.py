@@ -50,14 +50,14 @@ class Retention(NamedTuple):
         return self.interval > 0 and position % self.interval == 0
 
     def wants_exactly(self, position: int, boundaries: Sequence[int]) -> bool:
-        """Whether a state is wanted here rather than at any other place: dense retention has no such
-        places.
+        """Whether a state is wanted here rather than at any other place:
+        dense retention has no such places.
         """
         return position in boundaries or bool(self.interval and position % self.interval == 0)
 
     def wanted_between(self, start: int, stop: int, boundaries: Sequence[int]) -> list[int]:
-        """Positions strictly between at which a state is wanted although no chunk need end there; not for
-        dense.
+        """Positions strictly between at which a state is wanted although no chunk need end there;
+        not for dense.
         """
         wanted = {position for position in boundaries if start < position < stop}
         if self.interval:

@@ -10,8 +10,8 @@ from jaxkv.managers.base import grown
 
 
 class Progress(NamedTuple):
-    """Where a row stands. computed: tokens before its last step. position: tokens after it. step: its
-    number.
+    """Where a row stands. computed: tokens before its last step. position: tokens after it.
+    step: its number.
     """
 
     computed: int

@@ -102,8 +102,8 @@ class Upkeep:
             manager.release_skipped(row, computed)
 
     def let_go_rows(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:
-        """Frees what these rows leave behind once `computed` tokens are settled, and what all others already
-        have.
+        """Frees what these rows leave behind once `computed` tokens are settled,
+        and what all others already have.
         """
         self.catch_up_caching()
         for manager in self._managers:

@@ -143,8 +143,8 @@ def _import_engine() -> "tuple[type[LLM], type[SamplingParams]]":
 def _answer(
     llm: "LLM", prompts: list[str], params: "SamplingParams", *, stream: bool
 ) -> "tuple[list[RequestOutput], bool]":
-    """Outputs in the order of the prompts, and whether the user interrupted: then with what there was until
-    then.
+    """Outputs in the order of the prompts, and whether the user interrupted:
+    then with what there was until then.
     """
     finished: dict[str, RequestOutput] = {}
 
@@ -166,8 +166,8 @@ def _answer(
 
 @contextmanager
 def _first_interrupt_noted() -> Iterator[list[int]]:
-    """Ctrl-C is put in the list that is yielded instead of raised, so that no step is torn; a second one is
-    raised.
+    """Ctrl-C is put in the list that is yielded instead of raised, so that no step is torn;
+    a second one is raised.
     """
     noted: list[int] = []
 

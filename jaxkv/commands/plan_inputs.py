@@ -23,8 +23,8 @@ DEFAULT_MEMORY = "1GiB"
 
 
 def study_of(args: argparse.Namespace, model: str | None) -> PlanStudy:
-    """Reads `model` (None: the list of layers in `args.layers`) and plans it. Raises JaxkvError for bad
-    input.
+    """Reads `model` (None: the list of layers in `args.layers`) and plans it.
+    Raises JaxkvError for bad input.
     """
     _check_unused(args)
     machine = make_machine(

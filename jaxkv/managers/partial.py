@@ -25,8 +25,8 @@ class Inside(NamedTuple):
 
 
 def find_inside(manager: PositionalManager, hashes: list[bytes], block: int, limit: int) -> Inside:
-    """The most leading tokens of a block that can be served without all of it, up to `limit` tokens of
-    prompt.
+    """The most leading tokens of a block that can be served without all of it,
+    up to `limit` tokens of prompt.
     """
     unit, size = manager.context.hash_block_size, manager.block_size
     index, ready = manager.index, manager.pool.ready_step

@@ -211,8 +211,8 @@ class PositionalManager(Manager):
         )
 
     def _cache_inside(self, row: int, filled: Filled) -> None:
-        """Records the hashes that end inside a block, of all blocks with known tokens, the last one
-        unfilled.
+        """Records the hashes that end inside a block, of all blocks with known tokens,
+        the last one unfilled.
         """
         scale, first, hashes = self.hashes_per_block, int(self.first_block[row]), filled.hashes
         stop = min(

@@ -15,8 +15,8 @@ class WindowedManager(PositionalManager):
         return WindowedFinder(self, hashes)
 
     def free_boundary(self, limit: int) -> int:
-        """A length, at most `limit` and as large as can be told, that needs no block at all; 0 always is
-        one.
+        """A length, at most `limit` and as large as can be told, that needs no block at all;
+        0 always is one.
         """
         return 0
 
@@ -64,8 +64,8 @@ class WindowedFinder(Finder):
         return max(limit // self._step * self._step, self._manager.free_boundary(limit))
 
     def _covered(self, block: int, limit: int) -> int:
-        """Tokens up to `limit` that can be served where the last of them are inside `block`, not all of
-        it.
+        """Tokens up to `limit` that can be served where the last of them are inside `block`,
+        not all of it.
         """
         begin = block * self._manager.block_size
         if limit <= begin or not self._manager.context.fine_grained:

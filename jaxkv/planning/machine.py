@@ -8,8 +8,8 @@ from jaxkv.memory_size import format_bytes
 from jaxkv.planning.plan import CachePlan
 
 USABLE_SHARE = 0.92
-"""Share of a chip's memory that is planned with: the rest is the runtime's, compiled programs and
-fragments.
+"""Share of a chip's memory that is planned with:
+the rest is the runtime's, compiled programs and fragments.
 """
 
 

@@ -113,8 +113,8 @@ def pages(case: SearchCase) -> list[int]:
 
 
 def group_sizes(case: SearchCase) -> list[int]:
-    """Group sizes to try. Layers are dealt out evenly, so sizes that the widest group would not fill are left
-    out.
+    """Group sizes to try. Layers are dealt out evenly,
+    so sizes that the widest group would not fill are left out.
     """
     counts = [len(bucket.layer_names) for bucket in case.growing]
     if not counts:

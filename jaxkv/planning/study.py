@@ -94,8 +94,8 @@ def layers_by_kind(specs: dict[str, KVCacheSpec]) -> dict[str, int]:
 
 
 def study_report(study: PlanStudy) -> dict[str, Any]:
-    """The study as values that JSON holds: the plan's own report, and beside it model, machine and the
-    others.
+    """The study as values that JSON holds:
+    the plan's own report, and beside it model, machine and the others.
     """
     return {
         "model": study.name,

@@ -2,9 +2,8 @@
 
 A manager serves groups with equal specs, which always move together. One position in its tables is a *unit*:
 `width` ids, one for each sibling group (or for each block of a recurrent state). The unit's first id, its
-*leader*, stands
-for all of them: reference count, hash and place in the free queues are kept for leaders only, so their cost
-does not depend on the number of groups.
+*leader*, stands for all of them: reference count, hash and place in the free queues are kept for leaders
+only, so their cost does not depend on the number of groups.
 
 Free ids are given out in this order, so that nothing that a hit could use goes before something that none
 can: plain ids (no content worth anything), then weak units (cached, but at a place where the retention policy
@@ -160,8 +159,8 @@ class BlockPool:
         return freed
 
     def enqueue(self, leaders: NDArray[np.integer]) -> None:
-        """Puts free cached units, of any managers, at the end of the free queues; the first given goes
-        first.
+        """Puts free cached units, of any managers, at the end of the free queues;
+        the first given goes first.
         """
         if not len(leaders):
             return

@@ -65,8 +65,8 @@ class LruQueue:
         return self._stamps[self._leaders[start:stop]] == self._entry_stamps[start:stop]
 
     def _compact(self) -> None:
-        """Drops skipped entries. A leader has at most one valid entry, so at least half of the room is
-        freed.
+        """Drops skipped entries. A leader has at most one valid entry,
+        so at least half of the room is freed.
         """
         valid = self._valid(self._head, self._tail)
         leaders = self._leaders[self._head : self._tail][valid]

@@ -33,15 +33,15 @@ class Admission:
         self._demands = [GroupDemand(m.spec, m.width, plan.limits) for m in self._managers]
 
     def blocks_alone(self, num_tokens: int) -> int:
-        """The most blocks a request that grows to `num_tokens` tokens holds, with all tokens in flight its
-        own.
+        """The most blocks a request that grows to `num_tokens` tokens holds,
+        with all tokens in flight its own.
         """
         limits = self._plan.limits
         return sum(d.spec.admission_blocks(num_tokens, limits) * d.width for d in self._demands)
 
     def check_can_fit(self, request: Request, num_tokens: int) -> None:
-        """Raises JaxkvError if the request, grown to `num_tokens` tokens, does not fit into the empty
-        pool.
+        """Raises JaxkvError if the request, grown to `num_tokens` tokens,
+        does not fit into the empty pool.
         """
         needed, usable = self.blocks_alone(num_tokens), self._plan.usable_blocks
         if needed <= usable:

@@ -132,8 +132,8 @@ class Lifecycle:
             self._free(request)
 
     def preempt(self, row: int) -> Request:
-        """Sends a running row back to the queue without its blocks; what it had is recomputed, or found in
-        the cache.
+        """Sends a running row back to the queue without its blocks;
+        what it had is recomputed, or found in the cache.
         """
         request = self.table.request(row)
         key = self._keys[request.request_id]

@@ -113,8 +113,8 @@ class Scheduler:
         return list(self._life.waiting)
 
     def add_request(self, request: Request) -> None:
-        """Puts a request in the queue. Raises JaxkvError, and changes nothing, for one that could never
-        run.
+        """Puts a request in the queue. Raises JaxkvError, and changes nothing,
+        for one that could never run.
         """
         if self._life.holds_id(request.request_id):
             raise JaxkvError(f"request id {request.request_id!r} is already in use")
@@ -137,8 +137,8 @@ class Scheduler:
         return self.finish_request(request_id, RequestStatus.FINISHED_ABORTED)
 
     def finish_request(self, request_id: str, status: RequestStatus = RequestStatus.FINISHED_STOPPED) -> bool:
-        """Ends a request from outside: a stop string was found, its client is gone. False: there was none
-        such.
+        """Ends a request from outside: a stop string was found, its client is gone.
+        False: there was none such.
         """
         if status.finish_reason is None:
             raise JaxkvError(f"a request cannot end with the status {status.name}")

@@ -47,8 +47,8 @@ class StepDraft:
 
 
 class StepBuilder:
-    """Builds the steps of one scheduler. Holds nothing from one step to the next but what saves a useless
-    retry.
+    """Builds the steps of one scheduler.
+    Holds nothing from one step to the next but what saves a useless retry.
     """
 
     def __init__(

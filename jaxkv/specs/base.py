@@ -105,8 +105,8 @@ class KVCacheSpec:
 
     @property
     def block_table_token_alignment(self) -> int | None:
-        """Kernels that walk a table by token want its width to cover a multiple of this; None: not by
-        token.
+        """Kernels that walk a table by token want its width to cover a multiple of this;
+        None: not by token.
         """
         return 128
 
@@ -130,7 +130,7 @@ class KVCacheSpec:
         return dataclasses.replace(self, block_size=block_size)
 
     def padded_to(self, page_size_bytes: int) -> Self:
-        """The same spec with its page made `page_size_bytes` large; JaxkvError if the content does not
-        fit.
+        """The same spec with its page made `page_size_bytes` large;
+        JaxkvError if the content does not fit.
         """
         return dataclasses.replace(self, page_size_padded=page_size_bytes)

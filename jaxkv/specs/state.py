@@ -77,8 +77,8 @@ class MambaSpec(KVCacheSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class CrossAttentionSpec(AttentionSpec):
-    """Keys and values of the encoder's tokens: allocated once, the size of the encoder's output, never
-    shared.
+    """Keys and values of the encoder's tokens:
+    allocated once, the size of the encoder's output, never shared.
     """
 
     kind: ClassVar[str] = "cross"
