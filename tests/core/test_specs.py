@@ -146,3 +146,11 @@ def test_bad_fields_are_refused_by_name_and_value(make, named: str) -> None:
 
 def test_a_window_spec_keeps_its_kind_through_replacement() -> None:
     assert isinstance(window(8).with_block_size(8), SlidingWindowSpec)
+
+
+def test_bytes_and_table_width_of_one_layer() -> None:
+    limits = RequestLimits(max_model_len=100, max_in_flight_tokens=8)
+    assert full(4).max_memory_bytes(limits) == 25 * (4 * (8 + 8) * 2)
+    assert mamba(4).max_memory_bytes(limits) == 2 * (4 * 4)
+    assert full(4).block_table_token_alignment == 128
+    assert mamba(4).block_table_token_alignment is None
