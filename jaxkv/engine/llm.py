@@ -21,6 +21,7 @@ from jaxkv.metrics import PrefixCacheStats
 from jaxkv.planning import CachePlan, PlanConfig, make_plan
 from jaxkv.scheduling.config import SchedulerConfig
 from jaxkv.scheduling.scheduler import Scheduler
+from jaxkv.specs import check_int
 
 logger = logging.getLogger(__name__)
 
@@ -68,6 +69,11 @@ class LLM:
         progress: bool = False,
     ) -> None:
         memory_bytes = parse_memory_size(memory)
+        check_int("seed", seed, 0)
+        check_int("max_num_seqs", max_num_seqs, 1)
+        check_int("max_num_batched_tokens", max_num_batched_tokens, 1)
+        if max_model_len is not None:
+            check_int("max_model_len", max_model_len, 1)
         buckets = make_buckets(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

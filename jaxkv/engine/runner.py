@@ -1,5 +1,6 @@
 """Runs scheduled steps on the device: owns the weights, the pool of pages and the compiled steps."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -19,12 +20,24 @@ from jaxkv.engine.sampling_table import SamplingTable
 from jaxkv.engine.step import CompiledSteps, StepFunction, StepOutputs
 from jaxkv.engine.step_inputs import StepShape
 from jaxkv.errors import JaxkvError
+from jaxkv.memory_size import format_bytes
 from jaxkv.planning.plan import CachePlan
 from jaxkv.request_table import RequestTable
 from jaxkv.scheduling.output import SchedulerOutput
 
 _LANES = 128
 _WORD_BYTES = 4
+
+
+def _allocate(shape: tuple[int, int, int]) -> jax.Array:
+    """A pool uint32[shape] of zeros. JaxkvError where the device has no room for it."""
+    try:
+        return jax.block_until_ready(jnp.zeros(shape, jnp.uint32))
+    except jax.errors.JaxRuntimeError as error:
+        size = format_bytes(_WORD_BYTES * math.prod(shape))
+        raise JaxkvError(
+            f"the device has no room for a cache of {size}: give it less memory ({error})"
+        ) from error
 
 
 class StepLogprobs(NamedTuple):
@@ -85,7 +98,7 @@ class ModelRunner:
         function = StepFunction(graph, tree, cache_layout(plan, implementation), max_num_seqs)
         self.steps = CompiledSteps(function, shapes)
         rows = plan.page_size_bytes // (_WORD_BYTES * _LANES)
-        self.pages: jax.Array = jnp.zeros((plan.num_blocks * plan.layer_slots, rows, _LANES), jnp.uint32)
+        self.pages: jax.Array = _allocate((plan.num_blocks * plan.layer_slots, rows, _LANES))
         self._previous: jax.Array = jnp.zeros(max_num_seqs, jnp.int32)
         self._previous_output: SchedulerOutput | None = None
 

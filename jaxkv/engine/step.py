@@ -18,6 +18,7 @@ from jaxkv.engine.buckets import Bucket
 from jaxkv.engine.sampler import Logprobs, gather_logprobs, sample
 from jaxkv.engine.sampling_params import MAX_LOGPROBS
 from jaxkv.engine.step_inputs import StepInputs, StepShape
+from jaxkv.errors import JaxkvError
 from models.paged_cache import CacheLayout, PagedCache
 
 Weights = tuple[jax.Array, ...]
@@ -105,8 +106,8 @@ class StepFunction:
 
 
 class CompiledSteps:
-    """The step compiled for every bucket. Calling one never compiles; a bucket that was not compiled is a
-    KeyError.
+    """The step compiled for every bucket. Calling one never compiles; a bucket that was not compiled is
+    refused.
     """
 
     def __init__(self, function: StepFunction, shapes: Sequence[StepShape]) -> None:
@@ -132,6 +133,9 @@ class CompiledSteps:
         self, bucket: Bucket, weights: Weights, pages: jax.Array, previous: jax.Array, words: Any
     ) -> StepOutputs:
         """Starts one step and returns at once with arrays that may not be computed yet. `pages` must not be
-        used again.
+        used again. JaxkvError where the bucket was not compiled.
         """
-        return self._compiled[bucket](weights, pages, previous, words)
+        compiled = self._compiled.get(bucket)
+        if compiled is None:
+            raise JaxkvError(f"the step of {bucket} is not compiled; warm_up() compiles all steps")
+        return compiled(weights, pages, previous, words)

@@ -3,6 +3,7 @@
 import jax
 import pytest
 
+from jaxkv import JaxkvError
 from jaxkv.engine.buckets import Bucket
 from jaxkv.engine.engine import Prompt
 from jaxkv.engine.sampling_params import SamplingParams
@@ -51,5 +52,5 @@ def test_nothing_compiles_while_serving_whatever_the_mix(bench, compilations, ov
 
 def test_a_step_of_a_shape_that_was_not_compiled_is_refused(bench):
     steps = CompiledSteps(bench.runner.steps.function, [])
-    with pytest.raises(KeyError):
+    with pytest.raises(JaxkvError, match="1 decodes is not compiled"):
         steps.run(Bucket(1, 1, True), (), bench.runner.pages, bench.runner.pages, None)

@@ -3,6 +3,7 @@
 import pytest
 
 from jaxkv import LLM, JaxkvError, SamplingParams
+from jaxkv.engine.runner import _allocate
 from jaxkv.engine.sampling_params import SamplingParams as Params
 
 
@@ -96,3 +97,23 @@ def test_metrics_count_tokens_blocks_and_hits(llm):
 def test_settings_that_cannot_work_are_refused(tiny, settings, message):
     with pytest.raises(JaxkvError, match=message):
         LLM(tiny, **settings)
+
+
+@pytest.mark.parametrize(
+    ("limit", "value"),
+    [
+        ("seed", -1),
+        ("seed", "x"),
+        ("max_num_seqs", "2"),
+        ("max_model_len", "x"),
+        ("max_num_batched_tokens", 0),
+    ],
+)
+def test_limits_that_are_no_sensible_numbers_are_refused_by_name(tiny, limit, value):
+    with pytest.raises(JaxkvError, match=f"{limit} must be"):
+        LLM(tiny, **{limit: value})
+
+
+def test_a_pool_that_the_device_has_no_room_for_is_refused_with_its_size():
+    with pytest.raises(JaxkvError, match="no room for a cache of 4096"):
+        _allocate((1 << 30, 1 << 13, 128))
