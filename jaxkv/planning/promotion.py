@@ -6,9 +6,11 @@ the promoted spec records.
 
 import dataclasses
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from jaxkv.errors import JaxkvError
 from jaxkv.planning.compatibility import is_context_parallel, merged, one_type
+from jaxkv.planning.plan import PlanConfig
 from jaxkv.specs import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -20,6 +22,26 @@ from jaxkv.specs import (
 )
 
 Layers = Mapping[str, KVCacheSpec]
+
+
+class AccountedLayers(NamedTuple):
+    """The layers as a policy is to group them, and what a user should know of it."""
+
+    layers: Layers
+    notes: tuple[str, ...]
+
+
+def layers_to_account(layers: Layers, config: PlanConfig) -> AccountedLayers:
+    """The layers as they are, or as one type where `config` switches the hybrid manager off.
+
+    Raises JaxkvError where it cannot be off.
+    """
+    if not config.disable_hybrid_kv_cache_manager:
+        return AccountedLayers(layers, ())
+    as_one = without_hybrid_manager(layers)
+    if as_one == dict(layers):
+        return AccountedLayers(as_one, ())
+    return AccountedLayers(as_one, ("the hybrid manager is off: window and chunked layers keep every token",))
 
 
 def without_hybrid_manager(layers: Layers) -> dict[str, KVCacheSpec]:

@@ -14,7 +14,7 @@ from jaxkv.planning.compatibility import one_type
 from jaxkv.planning.grouping import Bucket, Grouping, buckets_of, cut, padding_notes
 from jaxkv.planning.packing import group_of_type
 from jaxkv.planning.plan import CacheGroup, PlanConfig
-from jaxkv.planning.promotion import without_hybrid_manager
+from jaxkv.planning.promotion import layers_to_account
 from jaxkv.planning.split_search import Layout, SearchCase, best_layout, best_side_by_side, is_fixed
 from jaxkv.specs import KVCacheSpec, MambaSpec, cdiv
 
@@ -23,12 +23,7 @@ Layers = Mapping[str, KVCacheSpec]
 
 def split_groups(layers: Layers, config: PlanConfig) -> Grouping:
     """The groups of policy `split`. Raises JaxkvError where the hybrid manager cannot be off as asked."""
-    notes: tuple[str, ...] = ()
-    if config.disable_hybrid_kv_cache_manager:
-        as_one = without_hybrid_manager(layers)
-        if as_one != dict(layers):
-            notes = ("the hybrid manager is off: window and chunked layers keep every token",)
-        layers = as_one
+    layers, notes = layers_to_account(layers, config)
     if not layers:
         return Grouping((), ("no layer keeps a cache",))
     bare = {name: _without_padding(spec) for name, spec in layers.items()}

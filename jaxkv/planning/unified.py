@@ -14,7 +14,7 @@ from jaxkv.planning.grouping import Grouping, buckets_of, cut, group_size_rule, 
 from jaxkv.planning.packing import group_of_type, packed_groups
 from jaxkv.planning.pages import PagesDiffer, equal_pages
 from jaxkv.planning.plan import CacheGroup, PlanConfig
-from jaxkv.planning.promotion import promoted, without_hybrid_manager
+from jaxkv.planning.promotion import layers_to_account, promoted
 from jaxkv.specs import (
     ChunkedLocalAttentionSpec,
     KVCacheSpec,
@@ -28,12 +28,7 @@ Layers = Mapping[str, KVCacheSpec]
 
 def unified_groups(layers: Layers, config: PlanConfig) -> Grouping:
     """The groups of policy `unified`. Raises JaxkvError where no step of the chain fits the layers."""
-    notes: tuple[str, ...] = ()
-    if config.disable_hybrid_kv_cache_manager:
-        as_one = without_hybrid_manager(layers)
-        if as_one != dict(layers):
-            notes = ("the hybrid manager is off: window and chunked layers keep every token",)
-        layers = as_one
+    layers, notes = layers_to_account(layers, config)
     if not layers:
         return Grouping((), ("no layer keeps a cache",))
     specs = list(layers.values())
