@@ -1,12 +1,14 @@
 """Compiling for a TPU that is not there: `jax.experimental.topologies` needs libtpu, no device."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
 import jax
 from jax.experimental import topologies
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 _ACCELERATOR_TYPES = {"v5e": "v5litepod-1", "v6e": "v6e-1", "tpu7x": "tpu7x-2"}
@@ -25,6 +27,22 @@ def tpu_mesh(chip: str) -> Mesh:
     return Mesh(described.devices[:1], ("device",))
 
 
+@contextmanager
+def _no_compilation_cache() -> Iterator[None]:
+    """JAX can write what is compiled for a described device to its persistent cache, but not read it back.
+
+    JAX looks once, at the first compilation, whether the cache is in use; hence the resets.
+    """
+    was_enabled = jax.config.jax_enable_compilation_cache
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", was_enabled)
+        compilation_cache.reset_cache()
+
+
 def compile_for_tpu(
     function: Callable[..., Any], arguments: Sequence[Any], *, chip: str, donate: int | None = None
 ) -> jax.stages.Compiled:
@@ -38,5 +56,5 @@ def compile_for_tpu(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), tuple(arguments)
     )
     jitted = jax.jit(function, donate_argnums=() if donate is None else (donate,))
-    with jax.set_mesh(mesh):
+    with jax.set_mesh(mesh), _no_compilation_cache():
         return jitted.lower(*placed).compile()

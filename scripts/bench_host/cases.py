@@ -153,11 +153,9 @@ class ManagerDecode(Case):
             request = manager.new_request(f"decode {index}", tokens_of(3000 + index, length))
             prefill(manager, request, length, layout)
             requests.append(request)
-            batch = manager.decode_batch([request])
-            batch.settle()
-            # The first decoded token lets the window slide to the end of the prompt.
-            manager.allocate(request, 1)
         self.batch = manager.decode_batch(requests)
+        # The first decoded token lets the window slide to the end of the prompt.
+        self.batch.allocate()
         self.batch.settle()
 
     def round(self, index: int) -> dict[str, float]:

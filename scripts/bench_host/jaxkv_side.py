@@ -51,7 +51,9 @@ class _DecodeBatch:
         self._manager = manager
         self._requests = requests
         self._rows = np.array([manager.row_of(request.request_id) for request in requests], np.int32)
-        self._after = np.array([request.num_computed_tokens for request in requests], np.int64)
+        for request in requests:
+            request.append_tokens(_SAMPLED)
+        self._after = np.array([request.num_computed_tokens + 1 for request in requests], np.int64)
 
     def allocate(self) -> None:
         if self._manager.allocate_decodes(self._rows, self._after).num_done < len(self._rows):

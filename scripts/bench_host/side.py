@@ -23,7 +23,8 @@ class Limits:
 
 
 class DecodeBatch(Protocol):
-    """Requests that each decode one token a step."""
+    """Requests whose known tokens are computed. Each gets a first sampled token when the batch is made, and
+    decodes one token a step."""
 
     def allocate(self) -> None:
         """The manager's part of one step; timed."""

@@ -71,6 +71,8 @@ class _DecodeBatch:
     def __init__(self, manager: KVCacheManager, requests: list[Request]) -> None:
         self._manager = manager
         self._requests = requests
+        for request in requests:
+            request.append_output_token_ids(7)
 
     def allocate(self) -> None:
         allocate_slots = self._manager.allocate_slots
