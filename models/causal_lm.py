@@ -6,6 +6,11 @@ from flax import nnx
 from models.paged_cache import PagedCache
 
 
+def layer_name(index: int) -> str:
+    """The name under which layer `index` keeps its pages."""
+    return f"layers.{index}"
+
+
 class CausalLM(nnx.Module):
     """A model that predicts the next token, with its weights."""
 

@@ -11,16 +11,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxkv.specs import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
-from models.causal_lm import CausalLM
+from models.causal_lm import CausalLM, layer_name
 from models.gemma3_config import Gemma3Config
 from models.linear import linear, vocabulary_logits
+from models.mlp import GatedMLP
+from models.norms import RMSNorm
 from models.paged_cache import PagedCache
 from models.rope import Rotation, rotate, rotation
-
-
-def layer_name(index: int) -> str:
-    """The name under which layer `index` keeps its pages."""
-    return f"layers.{index}"
 
 
 def cache_specs(config: Gemma3Config, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
@@ -31,18 +28,8 @@ def cache_specs(config: Gemma3Config, block_size: int, dtype: str) -> dict[str, 
     return {layer_name(i): window if config.is_sliding[i] else full for i in range(config.num_layers)}
 
 
-class RMSNorm(nnx.Module):
-    """x / rms(x) * scale over the last axis, in float32, rounded once to x's dtype. `scale` is the published
-    1 + w."""
-
-    def __init__(self, size: int, eps: float):
-        self.scale = nnx.Param(jnp.ones((size,), jnp.float32))
-        self.eps = eps
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        wide = x.astype(jnp.float32)
-        mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
-        return (wide * jax.lax.rsqrt(mean_square + self.eps) * self.scale[...]).astype(x.dtype)
+def _gelu(x: jax.Array) -> jax.Array:
+    return jax.nn.gelu(x, approximate=True)
 
 
 class Attention(nnx.Module):
@@ -70,20 +57,10 @@ class Attention(nnx.Module):
         return linear(out.reshape(x.shape[0], -1), self.output[...]), cache
 
 
-class MLP(nnx.Module):
-    def __init__(self, config: Gemma3Config, dtype: jnp.dtype):
-        self.gate_up = nnx.Param(jnp.zeros((2 * config.intermediate_size, config.hidden_size), dtype))
-        self.down = nnx.Param(jnp.zeros((config.hidden_size, config.intermediate_size), dtype))
-
-    def __call__(self, x: jax.Array) -> jax.Array:
-        gate, up = jnp.split(linear(x, self.gate_up[...]), 2, axis=-1)
-        return linear(jax.nn.gelu(gate, approximate=True) * up, self.down[...])
-
-
 class Layer(nnx.Module):
     def __init__(self, config: Gemma3Config, index: int, dtype: jnp.dtype):
         self.attention = Attention(config, index, dtype)
-        self.mlp = MLP(config, dtype)
+        self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, dtype, _gelu)
         self.pre_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.pre_mlp_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
