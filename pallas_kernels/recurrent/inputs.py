@@ -1,0 +1,41 @@
+"""What the recurrences are computed from: one token a row. Computation is in float32 whatever the dtypes."""
+
+from typing import NamedTuple
+
+import jax
+
+
+class SelectiveInputs(NamedTuple):
+    """Mamba 1. x, dt `[T, C]`, dt after bias and softplus; a `[C, N]`, negative; b, c `[T, N]`; d `[C]`."""
+
+    x: jax.Array
+    dt: jax.Array
+    a: jax.Array
+    b: jax.Array
+    c: jax.Array
+    d: jax.Array
+
+
+class SsdInputs(NamedTuple):
+    """Mamba 2. x `[T, H, P]`; dt `[T, H]` after bias and softplus; a `[H]`, negative; b, c `[T, G, N]`, group
+    g serving heads `g * H / G` onwards; d `[H]` or None.
+    """
+
+    x: jax.Array
+    dt: jax.Array
+    a: jax.Array
+    b: jax.Array
+    c: jax.Array
+    d: jax.Array | None
+
+
+class DeltaInputs(NamedTuple):
+    """Gated delta rule. q, k `[T, Hk, dk]`, normalised, q times the scale; v `[T, Hv, dv]`; g `[T, Hv]`, the
+    logarithm of the decay; beta `[T, Hv]`. Value head h reads key head `h // (Hv / Hk)`.
+    """
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    g: jax.Array
+    beta: jax.Array

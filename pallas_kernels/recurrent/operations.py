@@ -1,0 +1,239 @@
+"""The recurrent operations: each computes a step's tokens and updates one part of their sequences' states.
+
+All take the pool `pages uint32[num_pages, page_rows, 128]` (in place where it is donated), a `RaggedBatch`, a
+`StateTable`, and where the part is: `layout`, `part`, `layer_slot`, `layer_slots` (see `StatePlace`). A
+sequence starts from the state in `table.read`, ends in `table.write`, and leaves the states that
+`table.checkpoint_lens` asks for in `table.checkpoint`. Padding tokens change no state and get 0. Other parts
+of the blocks are left as they are, so a layer calls one operation for each part of its state.
+
+Computation is in float32, states are rounded to the part's dtype where they are stored; outputs have the
+dtype of the first argument. `implementation` is "reference", "xla" or "pallas_tpu" (None: the platform's).
+All raise ValueError where shapes disagree.
+"""
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.batch import RaggedBatch
+from pallas_kernels.layout import LANES
+from pallas_kernels.recurrent.choice import Implementation, choose
+from pallas_kernels.recurrent.inputs import DeltaInputs, SelectiveInputs, SsdInputs
+from pallas_kernels.recurrent.outputs import StepResult
+from pallas_kernels.recurrent.reference import (
+    causal_conv1d_reference,
+    gated_delta_rule_reference,
+    selective_scan_reference,
+    ssd_reference,
+)
+from pallas_kernels.recurrent.state_layout import StateLayout
+from pallas_kernels.recurrent.state_place import StatePlace
+from pallas_kernels.recurrent.state_table import StateTable
+
+CAUSAL_CONV1D = {
+    "reference": Implementation(causal_conv1d_reference),
+    "xla": Implementation(causal_conv1d_reference),
+}
+SELECTIVE_SCAN = {
+    "reference": Implementation(selective_scan_reference),
+    "xla": Implementation(selective_scan_reference),
+}
+SSD = {"reference": Implementation(ssd_reference), "xla": Implementation(ssd_reference)}
+GATED_DELTA_RULE = {
+    "reference": Implementation(gated_delta_rule_reference),
+    "xla": Implementation(gated_delta_rule_reference),
+}
+
+
+def causal_conv1d(
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    pages: jax.Array,
+    batch: RaggedBatch,
+    table: StateTable,
+    *,
+    layout: StateLayout,
+    part: int,
+    layer_slot: int | jax.Array,
+    layer_slots: int,
+    activation: str | None = None,
+    implementation: str | None = None,
+) -> StepResult:
+    """A causal depthwise convolution: `y[t, c] = bias[c] + sum_k weight[c, k] x[t - K + 1 + k, c]`.
+
+    `x [T, C]`, `weight [C, K]`, `bias [C]` or None; the part is `[C, K - 1]`, the last inputs, oldest first.
+    `activation` is None or "silu", applied to y.
+    """
+    place = StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots)
+    _check_pool(pages, layout)
+    if activation not in (None, "silu"):
+        raise ValueError(f"activation must be None or 'silu', got {activation!r}")
+    if x.ndim != 2 or weight.ndim != 2:
+        raise ValueError(f"x and weight must be [T, C] and [C, K], got {list(x.shape)}, {list(weight.shape)}")
+    channels, kernel = weight.shape
+    _check_shape("x", x, (batch.positions.shape[0], channels))
+    _check_part(place, (channels, kernel - 1))
+    if bias is not None:
+        _check_shape("bias", bias, (channels,))
+    run = choose(CAUSAL_CONV1D, place, implementation)
+    out, pages = run(x, weight, bias, pages, batch, table, place, silu=activation == "silu")
+    return StepResult(out.astype(x.dtype), pages)
+
+
+def selective_scan(
+    x: jax.Array,
+    dt: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array,
+    d: jax.Array,
+    pages: jax.Array,
+    batch: RaggedBatch,
+    table: StateTable,
+    *,
+    layout: StateLayout,
+    part: int,
+    layer_slot: int | jax.Array,
+    layer_slots: int,
+    implementation: str | None = None,
+) -> StepResult:
+    """Mamba 1: `h = exp(dt a) h + dt x b`, `y = c . h + d x` for every channel; the part h is `[C, N]`.
+
+    `x, dt [T, C]` (dt after bias and softplus), `a [C, N]` negative, `b, c [T, N]`, `d [C]`.
+    """
+    place = StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots)
+    _check_pool(pages, layout)
+    tokens = batch.positions.shape[0]
+    if a.ndim != 2:
+        raise ValueError(f"a must be [C, N], got {list(a.shape)}")
+    channels, size = a.shape
+    for name, value in {"x": x, "dt": dt}.items():
+        _check_shape(name, value, (tokens, channels))
+    for name, value in {"b": b, "c": c}.items():
+        _check_shape(name, value, (tokens, size))
+    _check_shape("d", d, (channels,))
+    _check_part(place, (channels, size))
+    run = choose(SELECTIVE_SCAN, place, implementation)
+    inputs = SelectiveInputs(x, dt, a.astype(jnp.float32), b, c, d.astype(jnp.float32))
+    out, pages = run(inputs, pages, batch, table, place)
+    return StepResult(out.astype(x.dtype), pages)
+
+
+def ssd(
+    x: jax.Array,
+    dt: jax.Array,
+    a: jax.Array,
+    b: jax.Array,
+    c: jax.Array,
+    d: jax.Array | None,
+    pages: jax.Array,
+    batch: RaggedBatch,
+    table: StateTable,
+    *,
+    layout: StateLayout,
+    part: int,
+    layer_slot: int | jax.Array,
+    layer_slots: int,
+    implementation: str | None = None,
+) -> StepResult:
+    """Mamba 2: `h = exp(dt a) h + dt x b^T`, `y = h c + d x` for every head; the part h is `[H, P, N]`.
+
+    `x [T, H, P]`, `dt [T, H]` (after bias and softplus), `a [H]` negative, `b, c [T, G, N]` with H a multiple
+    of G, head h reading group `h // (H / G)`, `d [H]` or None.
+    """
+    place = StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots)
+    _check_pool(pages, layout)
+    tokens = batch.positions.shape[0]
+    if x.ndim != 3 or b.ndim != 3 or x.shape[1] % b.shape[1]:
+        raise ValueError(
+            f"x must be [T, H, P] and b [T, G, N] with H a multiple of G, "
+            f"got {list(x.shape)}, {list(b.shape)}"
+        )
+    _, heads, head_size = x.shape
+    _check_shape("x", x, (tokens, heads, head_size))
+    _check_shape("dt", dt, (tokens, heads))
+    _check_shape("a", a, (heads,))
+    for name, value in {"b": b, "c": c}.items():
+        _check_shape(name, value, (tokens, *b.shape[1:]))
+    if d is not None:
+        _check_shape("d", d, (heads,))
+        d = d.astype(jnp.float32)
+    _check_part(place, (heads, head_size, b.shape[2]))
+    run = choose(SSD, place, implementation)
+    out, pages = run(SsdInputs(x, dt, a.astype(jnp.float32), b, c, d), pages, batch, table, place)
+    return StepResult(out.astype(x.dtype), pages)
+
+
+def gated_delta_rule(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    g: jax.Array,
+    beta: jax.Array,
+    pages: jax.Array,
+    batch: RaggedBatch,
+    table: StateTable,
+    *,
+    layout: StateLayout,
+    part: int,
+    layer_slot: int | jax.Array,
+    layer_slots: int,
+    scale: float,
+    l2norm_eps: float | None = None,
+    implementation: str | None = None,
+) -> StepResult:
+    """Gated DeltaNet: `S = exp(g) S`, `S = S + beta (v - S k) k^T`, `o = scale S q` for every head.
+
+    The part S is `[Hv, dv, dk]`.
+    `q, k [T, Hk, dk]`, `v [T, Hv, dv]`, `g, beta [T, Hv]` with Hv a multiple of Hk, value head h reading key
+    head `h // (Hv / Hk)`. With `l2norm_eps` q and k are first divided by `sqrt(sum of squares + eps)`, else
+    they come normalised. Returns o `[T, Hv, dv]`.
+    """
+    place = StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots)
+    _check_pool(pages, layout)
+    tokens = batch.positions.shape[0]
+    if k.ndim != 3 or v.ndim != 3 or v.shape[1] % k.shape[1]:
+        raise ValueError(
+            f"k must be [T, Hk, dk] and v [T, Hv, dv] with Hv a multiple of Hk, "
+            f"got {list(k.shape)}, {list(v.shape)}"
+        )
+    _, heads, value_size = v.shape
+    for name, value in {"q": q, "k": k}.items():
+        _check_shape(name, value, (tokens, *k.shape[1:]))
+    _check_shape("v", v, (tokens, heads, value_size))
+    for name, value in {"g": g, "beta": beta}.items():
+        _check_shape(name, value, (tokens, heads))
+    _check_part(place, (heads, value_size, k.shape[2]))
+    run = choose(GATED_DELTA_RULE, place, implementation)
+    dtype = q.dtype
+    q, k = q.astype(jnp.float32), k.astype(jnp.float32)
+    if l2norm_eps is not None:
+        q, k = _l2norm(q, l2norm_eps), _l2norm(k, l2norm_eps)
+    out, pages = run(DeltaInputs(q * scale, k, v, g, beta), pages, batch, table, place)
+    return StepResult(out.astype(dtype), pages)
+
+
+def _l2norm(x: jax.Array, eps: float) -> jax.Array:
+    """x over its last axis' length."""
+    return x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + eps)
+
+
+def _check_pool(pages: jax.Array, layout: StateLayout) -> None:
+    if pages.ndim != 3 or pages.shape[1:] != (layout.page_rows, LANES) or pages.dtype != "uint32":
+        raise ValueError(
+            f"pages must be uint32[num_pages, {layout.page_rows}, {LANES}], "
+            f"got {pages.dtype}{list(pages.shape)}"
+        )
+
+
+def _check_shape(name: str, value: jax.Array, wanted: tuple[int, ...]) -> None:
+    if value.shape != wanted:
+        raise ValueError(f"{name} must be {list(wanted)}, got {list(value.shape)}")
+
+
+def _check_part(place: StatePlace, wanted: tuple[int, ...]) -> None:
+    if place.shape != wanted:
+        raise ValueError(
+            f"part {place.part} of the state must be {list(wanted)} for these inputs, "
+            f"the layout has {list(place.shape)}"
+        )
