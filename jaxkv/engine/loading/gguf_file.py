@@ -1,5 +1,6 @@
 """Reading the tensors of a GGUF file, dequantised to float32 by the `gguf` package."""
 
+from collections.abc import Collection
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +47,10 @@ class GGUFFile:
             raise JaxkvError(f"general.alignment in {path} must be a positive integer, not {alignment!r}")
         start = -(-header.size // alignment) * alignment
         self.tensors = {info.name: self._placed(info, start) for info in infos}
+
+    def names(self) -> Collection[str]:
+        """The names of all tensors."""
+        return self.tensors.keys()
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The row-major shape of a tensor; None where there is no such tensor."""

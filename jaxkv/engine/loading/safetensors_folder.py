@@ -1,6 +1,6 @@
 """The tensors of a folder of safetensors files, one or many with an index."""
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,10 @@ INDEX_FILE = "model.safetensors.index.json"
 
 
 class _Entry(NamedTuple):
+    """Where a tensor is. opened: the file's, held open so that a header is read once, not for each tensor."""
+
     file: Path
+    opened: Any
     stored_name: str
     shape: tuple[int, ...]
 
@@ -33,11 +36,16 @@ class SafetensorsFolder:
     def __init__(self, folder: Path, text_prefixes: tuple[str, ...] = ()):
         self._entries: dict[str, _Entry] = {}
         for file in _weight_files(folder):
-            with _opened(file) as tensors:
-                for stored_name in tensors.keys():  # noqa: SIM118 (the object is no mapping)
-                    shape = tuple(tensors.get_slice(stored_name).get_shape())
+            with _readable(file):
+                opened = safe_open(file, framework="numpy")
+                for stored_name in opened.keys():  # noqa: SIM118 (the object is no mapping)
+                    shape = tuple(opened.get_slice(stored_name).get_shape())
                     name = _plain_name(stored_name, text_prefixes)
-                    self._entries[name] = _Entry(file, stored_name, shape)
+                    self._entries[name] = _Entry(file, opened, stored_name, shape)
+
+    def names(self) -> Collection[str]:
+        """The names of all tensors."""
+        return self._entries.keys()
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """The shape of a tensor; None where there is no such tensor."""
@@ -47,8 +55,8 @@ class SafetensorsFolder:
     def read(self, name: str) -> np.ndarray:
         """The values of a tensor in the dtype they are stored in."""
         entry = self._entries[name]
-        with _opened(entry.file) as tensors:
-            return tensors.get_tensor(entry.stored_name)
+        with _readable(entry.file):
+            return entry.opened.get_tensor(entry.stored_name)
 
 
 def _weight_files(folder: Path) -> list[Path]:
@@ -65,12 +73,12 @@ def _weight_files(folder: Path) -> list[Path]:
 
 
 @contextmanager
-def _opened(file: Path) -> Iterator[Any]:
+def _readable(file: Path) -> Iterator[None]:
+    """Reading `file` within it fails with a JaxkvError."""
     if not file.is_file():
         raise JaxkvError(f"there is no file {file}")
     try:
-        with safe_open(file, framework="numpy") as tensors:
-            yield tensors
+        yield
     except (SafetensorError, OSError) as error:
         raise JaxkvError(f"cannot read {file}, which may be truncated: {error}") from error
 
