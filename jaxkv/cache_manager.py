@@ -18,6 +18,7 @@ from jaxkv.integrity import check_integrity
 from jaxkv.lookup import PrefixLookup
 from jaxkv.managers import NO_PART, HitPart, MambaManager, ManagerContext, Row, Span, StepClock, make_managers
 from jaxkv.metrics import PrefixCacheStats, Residency, ResidencySampler
+from jaxkv.observer import CacheObserver
 from jaxkv.planning.plan import CachePlan
 from jaxkv.pool import BlockPool
 from jaxkv.release import free_row, keep_end
@@ -49,7 +50,7 @@ class KVCacheManager:
     num_hash_lookahead_tokens: tokens after a block that its hash covers too. Above 0, EAGLE groups need no
     block after the hit, because the hash already proves what the draft model read.
     enable_kv_cache_events: collect events for `take_events`. residency_sampling: part of the blocks to
-    follow.
+    follow. observer: told of every decision.
     max_num_seqs: rows to start with; they grow by doubling.
 
     Raises JaxkvError for groups that cannot be served together, with the values.
@@ -66,6 +67,7 @@ class KVCacheManager:
         num_hash_lookahead_tokens: int = 0,
         enable_kv_cache_events: bool = False,
         residency_sampling: float = 0.0,
+        observer: CacheObserver | None = None,
         max_num_seqs: int = 128,
     ) -> None:
         check_int("max_num_seqs", max_num_seqs, 1)
@@ -88,6 +90,7 @@ class KVCacheManager:
         self.pool = BlockPool(plan.num_blocks)
         self._events = EventLog() if enable_kv_cache_events else None
         self._residency = ResidencySampler(residency_sampling) if residency_sampling else None
+        self._observer = observer
         limits = plan.limits
         context = ManagerContext(
             pool=self.pool,
@@ -99,6 +102,7 @@ class KVCacheManager:
             enable_caching=enable_caching,
             events=self._events,
             residency=self._residency,
+            observer=observer,
         )
         self.managers = tuple(
             make_managers(
@@ -219,6 +223,8 @@ class KVCacheManager:
             row = self._open(request, parts, span)
             if hit is not None and self.enable_caching:
                 self._record(request, hit)
+                if self._observer is not None:
+                    self._observer.admitted(request, hit)
         self.pool.make_room(taken)
         for manager, units in zip(self.managers, needed, strict=True):
             manager.extend(row, units, span)
@@ -237,6 +243,14 @@ class KVCacheManager:
         it are done, it and the later ones keep what they had. Looks only at rows that need a block.
         """
         return allocate_decodes(self, rows, num_tokens_after)
+
+    def count_decodes(
+        self, rows: NDArray[np.integer], num_tokens_after: NDArray[np.integer], num_steps: int
+    ) -> None:
+        """The last of `num_steps` steps in each of which `allocate_decodes` found room for all rows."""
+        self.clock.step += num_steps
+        self.copies.release_sources()
+        allocate_decodes(self, rows, num_tokens_after)
 
     def _free_in(self, parts: Sequence[HitPart]) -> int:
         """Ids of the parts' units that nobody holds: they count as free until they are held."""
@@ -296,6 +310,8 @@ class KVCacheManager:
             self.upkeep.cache_row(row)
             if not self.retention.is_dense and row not in self.upkeep.delayed:
                 keep_end(self, row)
+            if self._observer is not None:
+                self._observer.freeing(request, row)
             free_row(self, row)
             self.rows.close(request.request_id)
             self.upkeep.delayed.discard(row)

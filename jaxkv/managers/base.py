@@ -12,6 +12,7 @@ from jaxkv.cache_request import CacheRequest
 from jaxkv.events import EventLog
 from jaxkv.managers.prefix_index import PrefixIndex
 from jaxkv.metrics import ResidencySampler
+from jaxkv.observer import CacheObserver
 from jaxkv.pool import BlockPool
 from jaxkv.retention import Retention
 from jaxkv.specs import KVCacheSpec
@@ -122,7 +123,7 @@ class ManagerContext(NamedTuple):
     alignment: every group whose blocks hit whole can serve the multiples of it; states are kept there.
     fine_grained: hits may end inside a block, at any hash; such a block is copied.
     clock: what the managers may know of the running step.
-    events, residency: who is told what happens to cached units, if anybody.
+    events, residency, observer: who is told what happens to cached units, if anybody.
     """
 
     pool: BlockPool
@@ -134,6 +135,7 @@ class ManagerContext(NamedTuple):
     enable_caching: bool
     events: EventLog | None = None
     residency: ResidencySampler | None = None
+    observer: CacheObserver | None = None
 
 
 class Manager(ABC):
@@ -170,6 +172,8 @@ class Manager(ABC):
         self.number = context.pool.register(self.width, self._on_evict)
 
     def _on_evict(self, leaders: NDArray[np.integer]) -> None:
+        if self.context.observer is not None:
+            self.context.observer.evicting(self, leaders)
         gone = self.index.remove(leaders)
         if self.context.events is not None:
             self.context.events.removed(self.group_ids, gone)

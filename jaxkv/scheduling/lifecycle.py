@@ -33,10 +33,12 @@ class Lifecycle:
     settled_step: number of the last step whose results are in.
     """
 
-    def __init__(self, cache_manager: "KVCacheManager", transfers: Transfers, max_num_seqs: int) -> None:
+    def __init__(
+        self, cache_manager: "KVCacheManager", transfers: Transfers, table: RequestTable
+    ) -> None:
         self.cache_manager = cache_manager
         self._transfers = transfers
-        self.table = RequestTable(num_rows=max_num_seqs)
+        self.table = table
         self.running = RunningRows()
         self.waiting = WaitingQueue()
         self.settled_step = -1

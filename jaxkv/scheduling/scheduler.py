@@ -49,7 +49,7 @@ class Scheduler:
 
     Call `schedule`, run the step, give its tokens to `update_from_output`; with `async_scheduling` one more
     `schedule` may come in between. `table` holds the tokens of running requests:
-    `SchedulerOutput.token_arrays` reads it.
+    `SchedulerOutput.token_arrays` reads it. A table of another make may be given.
     """
 
     def __init__(
@@ -59,6 +59,7 @@ class Scheduler:
         config: SchedulerConfig | None = None,
         *,
         connector: KVConnector | None = None,
+        table: RequestTable | None = None,
     ) -> None:
         self.config = SchedulerConfig() if config is None else config
         self.config.check_fits(plan)
@@ -66,7 +67,8 @@ class Scheduler:
         self.cache_manager = cache_manager
         self._admission = Admission(plan, cache_manager, self.config.watermark)
         transfers = Transfers(connector, cache_manager)
-        self._life = Lifecycle(cache_manager, transfers, self.config.max_num_seqs)
+        table = RequestTable(num_rows=self.config.max_num_seqs) if table is None else table
+        self._life = Lifecycle(cache_manager, transfers, table)
         self._builder = StepBuilder(self.config, cache_manager, self._life, self._admission, transfers)
         self._in_flight: deque[SchedulerOutput] = deque()
         self._next_step = 0
@@ -195,6 +197,37 @@ class Scheduler:
         self._num_generated_tokens += len(rows)
         self._life.settle(output.step)
         return result
+
+    def count_decodes(self, most: int) -> int:
+        """Counts up to `most` steps as scheduled and done in which nothing is decided: every running row
+        decodes one token, for which it has room, and none ends. Returns how many, often 0.
+
+        For simulations, which need no tokens: their ids are not known, and no row may look for end tokens.
+        The steps are those that `schedule` and `update_from_output` would do one by one.
+        """
+        rows = self._life.running.rows
+        full = len(rows) >= self.config.max_num_seqs
+        if self._in_flight or not len(rows) or (len(self._life) > len(rows) and not full):
+            return 0
+        table = self.table
+        if self.config.max_num_batched_tokens < len(rows) or table.prefilling[rows].any():
+            return 0
+        computed = table.num_computed[rows]
+        room = self.cache_manager.rows.capacity[rows] - computed
+        # The step that gives the last token ends the request.
+        left = table.max_total[rows] - table.num_tokens[rows] - 1
+        steps = min(most, int(room.min()), int(left.min()))
+        if steps <= 0:
+            return 0
+        after = computed + steps
+        self.cache_manager.count_decodes(rows, after, steps)
+        table.num_tokens[rows] += steps
+        table.num_computed[rows] = after
+        self._next_step += steps
+        table.last_step[rows] = self._next_step - 1
+        self._num_generated_tokens += steps * len(rows)
+        self._life.settle(self._next_step - 1)
+        return steps
 
     def _end_rows(
         self, rows: NDArray[np.int32], stopped: NDArray[np.bool_], ended: NDArray[np.bool_]
