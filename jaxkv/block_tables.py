@@ -32,10 +32,14 @@ class StateTable(NamedTuple):
 
     read, write: int32[num_seqs, blocks_per_state]; 0 to read means a state of zeros, 0 to write padding. They
     are equal where the state is updated in place.
+    checkpoint_lens: int32[num_seqs, width], tokens of the sequence after which the step also leaves a state;
+    0: none. checkpoint: int32[num_seqs, width, blocks_per_state], where.
     """
 
     read: NDArray[np.int32]
     write: NDArray[np.int32]
+    checkpoint_lens: NDArray[np.int32]
+    checkpoint: NDArray[np.int32]
 
 
 def padded_tables(
@@ -49,8 +53,8 @@ def padded_tables(
     """By group of the plan: the tables of a step over these rows, which have int[n] `num_computed` tokens
     before it.
 
-    num_seqs: sequences of the bucket, at least n. widths: entries of each group's table (not used for
-    states). Raises JaxkvError where a row holds more blocks than its table has entries.
+    num_seqs: sequences of the bucket, at least n. widths: entries of each group's table; of states, those
+    left inside a chunk. Raises JaxkvError where a row holds more than its table has entries.
     """
     if len(rows) > num_seqs:
         raise JaxkvError(f"{len(rows)} rows do not fit into {num_seqs} sequences")
@@ -60,7 +64,7 @@ def padded_tables(
     tables: dict[int, BlockTable | StateTable] = {}
     for manager in cache.managers:
         if isinstance(manager, MambaManager):
-            tables.update(_state_tables(manager, index, np.asarray(num_computed, np.int64), num_seqs))
+            tables.update(_state_tables(manager, index, np.asarray(num_computed, np.int64), num_seqs, widths))
             continue
         if not isinstance(manager, PositionalManager | PrivateManager):
             raise JaxkvError(f"groups of kind {manager.spec.kind!r} have no tables")
@@ -87,17 +91,36 @@ def padded_tables(
 
 
 def _state_tables(
-    manager: MambaManager, rows: NDArray[np.intp], num_computed: NDArray[np.int64], num_seqs: int
+    manager: MambaManager,
+    rows: NDArray[np.intp],
+    num_computed: NDArray[np.int64],
+    num_seqs: int,
+    widths: Sequence[int],
 ) -> dict[int, BlockTable | StateTable]:
     units = manager.step_units(rows, num_computed)
     read = manager.pool.members(manager.number, units.read)
     write = manager.pool.members(manager.number, units.write)
+    inside = manager.step_checkpoints(rows, num_computed)
+    kept = manager.pool.members(manager.number, inside.leaders)
     size = manager.blocks_per_state
     tables: dict[int, BlockTable | StateTable] = {}
     for sibling, group in enumerate(manager.group_ids):
-        table = StateTable(np.zeros((num_seqs, size), np.int32), np.zeros((num_seqs, size), np.int32))
+        width = widths[group]
+        if len(inside.entries) and inside.entries.max() >= width:
+            raise JaxkvError(
+                f"a step leaves {inside.entries.max() + 1} states of group {group} inside a chunk, its table "
+                f"has {width} entries"
+            )
+        table = StateTable(
+            np.zeros((num_seqs, size), np.int32),
+            np.zeros((num_seqs, size), np.int32),
+            np.zeros((num_seqs, width), np.int32),
+            np.zeros((num_seqs, width, size), np.int32),
+        )
         part = slice(sibling * size, (sibling + 1) * size)
         table.read[: len(rows)] = np.where(units.read[:, None] > 0, read[part].T, 0)
         table.write[: len(rows)] = write[part].T
+        table.checkpoint_lens[inside.indices, inside.entries] = inside.positions
+        table.checkpoint[inside.indices, inside.entries] = kept[part].T
         tables[group] = table
     return tables

@@ -3,18 +3,30 @@
 import dataclasses
 from dataclasses import dataclass
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from pallas_kernels import AttentionPageLayout, GroupTable, RaggedBatch, paged_attention, write_kv
+from pallas_kernels.recurrent import (
+    StateLayout,
+    StateTable,
+    StepResult,
+    causal_conv1d,
+    gated_delta_rule,
+    selective_scan,
+    ssd,
+)
 
 
 class LayerPlace(NamedTuple):
-    """Where a layer keeps its pages: its group and its slot in the group."""
+    """Where a layer keeps its pages, and what is in them: its group, the slot of its first page in the group,
+    and the layout of a page or of a state.
+    """
 
     group: int
     slot: int
+    layout: AttentionPageLayout | StateLayout
 
 
 @dataclass(frozen=True)
@@ -23,13 +35,11 @@ class CacheLayout:
     key.
 
     layer_places: (layer name, place) pairs.
-    page_layouts: how each group's page is laid out.
     layer_slots: pages of one block.
     implementation: which kernels to use, by name; None chooses by platform.
     """
 
     layer_places: tuple[tuple[str, LayerPlace], ...]
-    page_layouts: tuple[AttentionPageLayout, ...]
     layer_slots: int
     implementation: str | None = None
 
@@ -46,6 +56,10 @@ class CacheLayout:
             raise ValueError(f"the cache has no layer {layer_name!r}; it has {known}") from None
 
 
+CacheStep = tuple[jax.Array, "PagedCache"]
+"""What a layer gets from the cache: its output, and the cache with the new pages."""
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class PagedCache:
@@ -53,13 +67,20 @@ class PagedCache:
 
     pages: uint32[num_blocks * layer_slots, page_rows, 128].
     batch: the step's tokens and sequences, shared by all groups.
-    tables: one block table for each group.
+    tables: one table for each group, of blocks or of states.
+
+    The methods raise ValueError for a layer that the cache was not made for, or of another kind.
     """
 
     pages: jax.Array
     batch: RaggedBatch
-    tables: tuple[GroupTable, ...]
+    tables: tuple[GroupTable | StateTable, ...]
     layout: CacheLayout = dataclasses.field(metadata={"static": True})
+
+    @property
+    def num_tokens(self) -> jax.Array:
+        """int32[]: tokens of the step; those after them are padding."""
+        return self.batch.query_starts[-1]
 
     def attend(
         self,
@@ -71,18 +92,20 @@ class PagedCache:
         scale: float,
         sliding_window: int | None = None,
         softcap: float | None = None,
-    ) -> "tuple[jax.Array, PagedCache]":
+    ) -> CacheStep:
         """Stores the tokens' k[T, Hkv, D] and v, then lets q[T, Hq, D] attend to all that is stored.
 
         Returns the attention output [T, Hq, D] in q's dtype, and the cache with the new pages.
         """
         place = self.layout.place(layer_name)
+        table = self.tables[place.group]
+        if not isinstance(place.layout, AttentionPageLayout) or not isinstance(table, GroupTable):
+            raise ValueError(f"layer {layer_name!r} keeps a recurrent state, no keys and values")
         where = {
-            "layout": self.layout.page_layouts[place.group],
+            "layout": place.layout,
             "layer_slot": place.slot,
             "layer_slots": self.layout.layer_slots,
         }
-        table = self.tables[place.group]
         pages = write_kv(self.pages, k, v, self.batch, table, **where)
         out = paged_attention(
             q,
@@ -96,3 +119,99 @@ class PagedCache:
             **where,
         )
         return out, dataclasses.replace(self, pages=pages)
+
+    def causal_conv1d(
+        self,
+        layer_name: str,
+        x: jax.Array,
+        weight: jax.Array,
+        bias: jax.Array | None = None,
+        *,
+        part: int = 0,
+        activation: str | None = None,
+    ) -> CacheStep:
+        """A causal convolution of x[T, C] by weight[C, K], with the inputs before the step from the layer's
+        state; see `pallas_kernels.recurrent.causal_conv1d`. Returns [T, C] and the new cache.
+        """
+        operation = causal_conv1d(
+            x, weight, bias, *self._inputs(layer_name), activation=activation, **self._where(layer_name, part)
+        )
+        return self._after(operation)
+
+    def selective_scan(
+        self,
+        layer_name: str,
+        x: jax.Array,
+        dt: jax.Array,
+        a: jax.Array,
+        b: jax.Array,
+        c: jax.Array,
+        d: jax.Array,
+        *,
+        part: int = 1,
+    ) -> CacheStep:
+        """Mamba 1 over x, dt[T, C] from the layer's state; see `pallas_kernels.recurrent.selective_scan`.
+        Returns [T, C] and the new cache.
+        """
+        inputs, where = self._inputs(layer_name), self._where(layer_name, part)
+        return self._after(selective_scan(x, dt, a, b, c, d, *inputs, **where))
+
+    def ssd(
+        self,
+        layer_name: str,
+        x: jax.Array,
+        dt: jax.Array,
+        a: jax.Array,
+        b: jax.Array,
+        c: jax.Array,
+        d: jax.Array | None,
+        *,
+        part: int = 1,
+    ) -> CacheStep:
+        """Mamba 2 over x[T, H, P] and dt[T, H] from the layer's state; see `pallas_kernels.recurrent.ssd`.
+        Returns [T, H, P] and the new cache.
+        """
+        inputs, where = self._inputs(layer_name), self._where(layer_name, part)
+        return self._after(ssd(x, dt, a, b, c, d, *inputs, **where))
+
+    def gated_delta_rule(
+        self,
+        layer_name: str,
+        q: jax.Array,
+        k: jax.Array,
+        v: jax.Array,
+        g: jax.Array,
+        beta: jax.Array,
+        *,
+        scale: float,
+        l2norm_eps: float | None = None,
+        part: int = 1,
+    ) -> CacheStep:
+        """Gated DeltaNet over q, k[T, Hk, dk] and v[T, Hv, dv] from the layer's state; see
+        `pallas_kernels.recurrent.gated_delta_rule`. Returns [T, Hv, dv] and the new cache.
+        """
+        inputs, where = self._inputs(layer_name), self._where(layer_name, part)
+        return self._after(
+            gated_delta_rule(q, k, v, g, beta, *inputs, scale=scale, l2norm_eps=l2norm_eps, **where)
+        )
+
+    def _inputs(self, layer_name: str) -> tuple[jax.Array, RaggedBatch, StateTable]:
+        """What every recurrent operation takes of the pool and the step."""
+        table = self.tables[self.layout.place(layer_name).group]
+        if not isinstance(table, StateTable):
+            raise ValueError(f"layer {layer_name!r} keeps keys and values, no recurrent state")
+        return self.pages, self.batch, table
+
+    def _where(self, layer_name: str, part: int) -> dict[str, Any]:
+        """Where part number `part` of the layer's state is."""
+        place = self.layout.place(layer_name)
+        return {
+            "layout": place.layout,
+            "part": part,
+            "layer_slot": place.slot,
+            "layer_slots": self.layout.layer_slots,
+            "implementation": self.layout.implementation,
+        }
+
+    def _after(self, result: StepResult) -> CacheStep:
+        return result.out, dataclasses.replace(self, pages=result.pages)

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkv.block_tables import BlockTable
+from jaxkv.block_tables import BlockTable, StateTable
 from jaxkv.cache_manager import KVCacheManager
-from jaxkv.engine.buckets import Bucket
 from jaxkv.engine.runner import ModelRunner
+from jaxkv.engine.step_inputs import StepShape
 from jaxkv.scheduling.output import SchedulerOutput
 
 NAN_WORD = 0x7FC0_7FC0
@@ -22,8 +22,8 @@ _BLOCKS_A_CALL = 64
 
 
 class PoisoningRunner(ModelRunner):
-    """Before each step, the null block, all free blocks without cached content, and those of a request's
-    blocks that lie wholly beyond its computed tokens become NaN.
+    """Before each step, the null block, all free blocks without cached content, those of a request's blocks
+    that lie wholly beyond its computed tokens, and states that the step writes but does not read become NaN.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -31,12 +31,15 @@ class PoisoningRunner(ModelRunner):
         self._fill = jax.jit(_fill_pages, donate_argnums=0)
 
     def _tables(
-        self, output: SchedulerOutput, cache_manager: KVCacheManager, bucket: Bucket
-    ) -> list[BlockTable]:
-        tables = super()._tables(output, cache_manager, bucket)
+        self, output: SchedulerOutput, cache_manager: KVCacheManager, shape: StepShape
+    ) -> list[BlockTable | StateTable]:
+        tables = super()._tables(output, cache_manager, shape)
         empty = [np.zeros(1, np.int32), cache_manager.pool.plain_ids()]
         for group, table in zip(self.plan.groups, tables, strict=True):
-            empty.append(_beyond(table, output.num_computed, group.block_size))
+            if isinstance(table, BlockTable):
+                empty.append(_beyond(table, output.num_computed, group.block_size))
+            else:
+                empty.append(_only_written(table))
         self._poison(np.unique(np.concatenate(empty)))
         return tables
 
@@ -55,6 +58,11 @@ def _beyond(table: BlockTable, num_computed: NDArray[np.int32], block_size: int)
     ids = table.block_ids[:rows]
     position = table.first_block[:rows, None] + np.arange(ids.shape[1])
     return ids[(ids > 0) & (position * block_size >= num_computed[:, None])]
+
+
+def _only_written(table: StateTable) -> NDArray[np.int32]:
+    """Ids of a step's states that are not read."""
+    return np.concatenate([table.write[table.write != table.read], table.checkpoint.ravel()])
 
 
 def _fill_pages(pages: jax.Array, page_ids: jax.Array) -> jax.Array:

@@ -11,19 +11,21 @@ import numpy as np
 from flax import nnx
 from numpy.typing import NDArray
 
-from jaxkv.block_tables import BlockTable, padded_tables
+from jaxkv.block_tables import BlockTable, StateTable, padded_tables
 from jaxkv.cache_manager import KVCacheManager
 from jaxkv.engine.buckets import Bucket, pick_bucket
 from jaxkv.engine.cache_layout import cache_layout
 from jaxkv.engine.draws import uniform_draws
 from jaxkv.engine.sampling_table import SamplingTable
 from jaxkv.engine.step import CompiledSteps, StepFunction, StepOutputs
-from jaxkv.engine.step_inputs import StepShape
+from jaxkv.engine.step_inputs import BlockTableShape, StateTableShape, StepShape, TableShape
+from jaxkv.engine.table_checks import check_blocks, check_states, check_written_states
 from jaxkv.errors import JaxkvError
 from jaxkv.memory_size import format_bytes
 from jaxkv.planning.plan import CachePlan
 from jaxkv.request_table import RequestTable
 from jaxkv.scheduling.output import SchedulerOutput
+from jaxkv.specs import MambaSpec
 
 _LANES = 128
 _WORD_BYTES = 4
@@ -93,8 +95,7 @@ class ModelRunner:
         graph, state = nnx.split(model)
         leaves, tree = jax.tree.flatten(state)
         self._weights = tuple(leaves)
-        self._table_widths = tuple(plan.blocks_per_request)
-        shapes = [StepShape(bucket, self._table_widths) for bucket in self.buckets]
+        shapes = [StepShape(bucket, _table_shapes(plan, bucket)) for bucket in self.buckets]
         function = StepFunction(graph, tree, cache_layout(plan, implementation), max_num_seqs)
         self.steps = CompiledSteps(function, shapes)
         rows = plan.page_size_bytes // (_WORD_BYTES * _LANES)
@@ -123,7 +124,8 @@ class ModelRunner:
         words = np.zeros(shape.num_words, np.int32)
         views = shape.views(words)
         self._fill_tokens(views, output, table)
-        self._fill_tables(views, output, self._tables(output, cache_manager, bucket))
+        self._fill_tables(views, output, self._tables(output, cache_manager, shape))
+        check_written_states(cache_manager, output)
         _fill_sampling(views, output, sampling)
         outputs = self.steps.run(bucket, self._weights, self.pages, self._previous, words)
         self.pages, self._previous = outputs.pages, outputs.tokens
@@ -131,16 +133,15 @@ class ModelRunner:
         return StartedStep(output, outputs)
 
     def _tables(
-        self, output: SchedulerOutput, cache_manager: KVCacheManager, bucket: Bucket
-    ) -> list[BlockTable]:
-        tables = padded_tables(
+        self, output: SchedulerOutput, cache_manager: KVCacheManager, shape: StepShape
+    ) -> list[BlockTable | StateTable]:
+        return padded_tables(
             cache_manager,
             output.rows,
             output.num_computed,
-            num_seqs=bucket.num_seqs,
-            widths=self._table_widths,
+            num_seqs=shape.bucket.num_seqs,
+            widths=[table.width for table in shape.tables],
         )
-        return [table for table in tables if isinstance(table, BlockTable)]
 
     def _fill_tokens(self, views: dict[str, NDArray], output: SchedulerOutput, table: RequestTable) -> None:
         arrays = output.token_arrays(table)
@@ -161,36 +162,27 @@ class ModelRunner:
         views["num_samples"][...] = len(output.sampling)
 
     def _fill_tables(
-        self, views: dict[str, NDArray], output: SchedulerOutput, tables: Sequence[BlockTable]
+        self, views: dict[str, NDArray], output: SchedulerOutput, tables: Sequence[BlockTable | StateTable]
     ) -> None:
-        needed = output.num_computed + output.num_scheduled
-        for group, (block_ids, first_block) in enumerate(tables):
-            self._check_table(group, block_ids[: len(needed)], first_block[: len(needed)], needed, output)
-            views[f"block_ids.{group}"][...] = block_ids
-            views[f"first_block.{group}"][...] = first_block
+        for group, table in enumerate(tables):
+            if isinstance(table, BlockTable):
+                check_blocks(self.plan, group, table, output)
+            else:
+                check_states(self.plan, group, table, output)
+            for name, array in table._asdict().items():
+                views[f"{name}.{group}"][...] = array
 
-    def _check_table(
-        self,
-        group: int,
-        block_ids: NDArray[np.int32],
-        first_block: NDArray[np.int32],
-        needed: NDArray[np.int32],
-        output: SchedulerOutput,
-    ) -> None:
-        """Every id must be in the pool, and each row's blocks must reach `needed` int32[n] tokens."""
-        if block_ids.min() < 0 or block_ids.max() >= self.plan.num_blocks:
-            row, entry = np.argwhere((block_ids < 0) | (block_ids >= self.plan.num_blocks))[0]
-            raise JaxkvError(
-                f"request {output.request_ids[row]!r} has block id {block_ids[row, entry]} at entry {entry} "
-                f"of its table for group {group}; ids are from 1 to {self.plan.num_blocks - 1}"
-            )
-        end = (first_block + np.count_nonzero(block_ids, axis=1)) * self.plan.groups[group].block_size
-        if (end < needed).any():
-            row = int(np.argmax(end < needed))
-            raise JaxkvError(
-                f"request {output.request_ids[row]!r} computes up to token {needed[row]} but its blocks of "
-                f"group {group} end at token {end[row]}"
-            )
+
+def _table_shapes(plan: CachePlan, bucket: Bucket) -> tuple[TableShape, ...]:
+    """By group. A decode never leaves a state inside its one token."""
+    shapes: list[TableShape] = []
+    for group, most in zip(plan.groups, plan.blocks_per_request, strict=True):
+        if isinstance(group.spec, MambaSpec):
+            checkpoints = 0 if bucket.decode_only else group.spec.num_prefill_checkpoint_blocks
+            shapes.append(StateTableShape(width=checkpoints, num_blocks=group.blocks_per_state))
+        else:
+            shapes.append(BlockTableShape(width=most))
+    return tuple(shapes)
 
 
 def _fill_sampling(views: dict[str, NDArray], output: SchedulerOutput, sampling: SamplingTable) -> None:

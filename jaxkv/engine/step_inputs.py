@@ -18,6 +18,7 @@ import numpy as np
 from jaxkv.engine.buckets import Bucket
 from jaxkv.engine.sampler import SamplingRows
 from pallas_kernels.batch import GroupTable, RaggedBatch
+from pallas_kernels.recurrent import StateTable
 
 
 class StepInputs(NamedTuple):
@@ -25,7 +26,7 @@ class StepInputs(NamedTuple):
 
     tokens int32[T]: token ids. carried int32[T]: where not negative, the token is not in `tokens` but is the
     one that the step before chose at this index (it never left the device).
-    batch, tables: where every token and block is; one table a group.
+    batch, tables: where every token, block and state is; one table a group.
     sampled int32[S]: indices in `tokens` of the positions to choose a next token after, the first
     `num_samples` of them. wants_logprobs int32[]: whether any of them wants log probabilities.
     """
@@ -33,19 +34,56 @@ class StepInputs(NamedTuple):
     tokens: jax.Array
     carried: jax.Array
     batch: RaggedBatch
-    tables: tuple[GroupTable, ...]
+    tables: tuple[GroupTable | StateTable, ...]
     sampled: jax.Array
     num_samples: jax.Array
     wants_logprobs: jax.Array
     sampling: SamplingRows
 
 
+class BlockTableShape(NamedTuple):
+    """The table of a group with blocks. width: the most blocks a sequence holds."""
+
+    width: int
+
+    def fields(self, num_seqs: int) -> dict[str, tuple[int, ...]]:
+        """The arrays, all int32, of a table for so many sequences."""
+        return {"block_ids": (num_seqs, self.width), "first_block": (num_seqs,)}
+
+    def table(self, arrays: Mapping[str, jax.Array]) -> GroupTable:
+        return GroupTable(**arrays)
+
+
+class StateTableShape(NamedTuple):
+    """The table of a group with recurrent states. width: the most states that a step leaves inside a chunk.
+    num_blocks: that hold one state.
+    """
+
+    width: int
+    num_blocks: int
+
+    def fields(self, num_seqs: int) -> dict[str, tuple[int, ...]]:
+        """The arrays, all int32, of a table for so many sequences."""
+        return {
+            "read": (num_seqs, self.num_blocks),
+            "write": (num_seqs, self.num_blocks),
+            "checkpoint_lens": (num_seqs, self.width),
+            "checkpoint": (num_seqs, self.width, self.num_blocks),
+        }
+
+    def table(self, arrays: Mapping[str, jax.Array]) -> StateTable:
+        return StateTable(**arrays)
+
+
+TableShape = BlockTableShape | StateTableShape
+
+
 @dataclass(frozen=True)
 class StepShape:
-    """A bucket and the width of each group's block table: all that the shapes of a step depend on."""
+    """A bucket and the shape of each group's table: all that the shapes of a step depend on."""
 
     bucket: Bucket
-    table_widths: tuple[int, ...]
+    tables: tuple[TableShape, ...]
 
     @cached_property
     def fields(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
@@ -68,9 +106,9 @@ class StepShape:
             "top_p": ((seqs,), "float32"),
             "uniform": ((seqs,), "float32"),
         }
-        for group, width in enumerate(self.table_widths):
-            fields[f"block_ids.{group}"] = ((seqs, width), "int32")
-            fields[f"first_block.{group}"] = ((seqs,), "int32")
+        for group, table in enumerate(self.tables):
+            for name, shape in table.fields(seqs).items():
+                fields[f"{name}.{group}"] = (shape, "int32")
         return fields
 
     @cached_property
@@ -100,8 +138,8 @@ class StepShape:
             carried=arrays["carried"],
             batch=RaggedBatch(**{name: arrays[name] for name in batch}, decode_only=self.bucket.decode_only),
             tables=tuple(
-                GroupTable(block_ids=arrays[f"block_ids.{group}"], first_block=arrays[f"first_block.{group}"])
-                for group in range(len(self.table_widths))
+                table.table({name: arrays[f"{name}.{group}"] for name in table.fields(self.bucket.num_seqs)})
+                for group, table in enumerate(self.tables)
             ),
             sampled=arrays["sampled"],
             num_samples=arrays["num_samples"],

@@ -34,6 +34,19 @@ class StateUnits(NamedTuple):
     write: NDArray[np.int32]
 
 
+class StepCheckpoints(NamedTuple):
+    """States that a step leaves inside its chunks: m of them, in order.
+
+    indices: int[m], the row each belongs to, as an index of the step's rows. entries: int[m], which of the
+    row's it is. positions: int[m], the tokens it stands for. leaders: int32[m].
+    """
+
+    indices: NDArray[np.intp]
+    entries: NDArray[np.intp]
+    positions: NDArray[np.int64]
+    leaders: NDArray[np.int32]
+
+
 class MambaManager(Manager):
     """A hit of L needs the state after exactly L tokens.
 
@@ -129,6 +142,17 @@ class MambaManager(Manager):
         current = self.current[rows]
         switches = computed == self.switched_from[rows]
         return StateUnits(np.where(switches, self.previous[rows], current), current)
+
+    def step_checkpoints(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> StepCheckpoints:
+        """The states that a step of these rows, which starts after `computed` tokens, leaves inside."""
+        found: list[tuple[int, int, int, int]] = []
+        if self._checkpoints:
+            for index, (row, start) in enumerate(zip(rows.tolist(), computed.tolist(), strict=True)):
+                states = self._checkpoints.get(row, {})
+                ahead = sorted(position for position in states if position > start)
+                found += [(index, entry, position, states[position]) for entry, position in enumerate(ahead)]
+        indices, entries, positions, leaders = np.array(found, np.int64).reshape(-1, 4).T
+        return StepCheckpoints(indices, entries, positions, leaders.astype(np.int32))
 
     # One request
 

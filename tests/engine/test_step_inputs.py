@@ -2,11 +2,11 @@ import jax
 import numpy as np
 
 from jaxkv.engine.buckets import Bucket
-from jaxkv.engine.step_inputs import StepShape
+from jaxkv.engine.step_inputs import BlockTableShape, StateTableShape, StepShape
 
 
 def test_what_the_host_writes_to_views_is_what_the_device_reads():
-    shape = StepShape(Bucket(5, 3, False), (4, 2))
+    shape = StepShape(Bucket(5, 3, False), (BlockTableShape(4), StateTableShape(2, 3), BlockTableShape(2)))
     words = np.zeros(shape.num_words, np.int32)
     views = shape.views(words)
     rng = np.random.default_rng(0)
@@ -19,8 +19,11 @@ def test_what_the_host_writes_to_views_is_what_the_device_reads():
     seen = {
         **{name: getattr(batch, name) for name in ("positions", "seq_ids", "query_starts", "seq_lens")},
         **{"num_decodes": batch.num_decodes, "num_seqs": batch.num_seqs},
-        **{f"block_ids.{group}": table.block_ids for group, table in enumerate(tables)},
-        **{f"first_block.{group}": table.first_block for group, table in enumerate(tables)},
+        **{
+            f"{name}.{group}": array
+            for group, table in enumerate(tables)
+            for name, array in vars(table).items()
+        },
         **sampling._asdict(),
         **{
             name: getattr(inputs, name)
@@ -34,7 +37,7 @@ def test_what_the_host_writes_to_views_is_what_the_device_reads():
 
 
 def test_views_cover_the_buffer_without_overlap():
-    shape = StepShape(Bucket(2, 2, True), (3,))
+    shape = StepShape(Bucket(2, 2, True), (BlockTableShape(3), StateTableShape(0, 1)))
     words = np.zeros(shape.num_words, np.int32)
     for view in shape.views(words).values():
         view.view(np.int32)[...] += 1
