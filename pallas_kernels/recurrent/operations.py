@@ -28,19 +28,23 @@ from pallas_kernels.recurrent.reference import (
 from pallas_kernels.recurrent.state_layout import StateLayout
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
+from pallas_kernels.recurrent.xla.conv import causal_conv1d_xla
+from pallas_kernels.recurrent.xla.delta import gated_delta_rule_xla
+from pallas_kernels.recurrent.xla.selective import selective_scan_xla
+from pallas_kernels.recurrent.xla.ssd import ssd_xla
 
 CAUSAL_CONV1D = {
     "reference": Implementation(causal_conv1d_reference),
-    "xla": Implementation(causal_conv1d_reference),
+    "xla": Implementation(causal_conv1d_xla),
 }
 SELECTIVE_SCAN = {
     "reference": Implementation(selective_scan_reference),
-    "xla": Implementation(selective_scan_reference),
+    "xla": Implementation(selective_scan_xla),
 }
-SSD = {"reference": Implementation(ssd_reference), "xla": Implementation(ssd_reference)}
+SSD = {"reference": Implementation(ssd_reference), "xla": Implementation(ssd_xla)}
 GATED_DELTA_RULE = {
     "reference": Implementation(gated_delta_rule_reference),
-    "xla": Implementation(gated_delta_rule_reference),
+    "xla": Implementation(gated_delta_rule_xla),
 }
 
 

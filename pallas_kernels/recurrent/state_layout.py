@@ -171,7 +171,7 @@ class StateLayout:
         return jnp.concatenate([low, high], axis=-1)[..., : prod(self.shapes[part])].reshape(shape)
 
     def unpack(self, words: jax.Array) -> tuple[jax.Array, ...]:
-        """The parts, in their shapes and dtypes, from all words of states, `uint32[..., pages * page_words]`."""
+        """The parts, in their shapes and dtypes, from `uint32[..., num_pages * page_words]`: all words."""
         values = []
         for part, (start, count) in enumerate(self.parts):
             stored = self.stored_of_words(part, words[..., start : start + count])

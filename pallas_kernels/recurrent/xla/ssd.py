@@ -1,0 +1,119 @@
+"""Mamba 2: a state `[blocks, N, lanes]`, in chunks carried as `[G, N, channels of a group]`.
+
+Within a chunk all tokens are computed with matrix products (the dual form of Dao and Gu 2024): with s the
+running sum of dt a, token i gets `exp(s_i) C_i h` from the chunk's first state h, and
+`exp(s_i - s_j) (C_i . B_j) dt_j x_j` from every token j up to itself.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.batch import RaggedBatch
+from pallas_kernels.recurrent.inputs import SsdInputs
+from pallas_kernels.recurrent.outputs import StepResult
+from pallas_kernels.recurrent.state_layout import StoredShape
+from pallas_kernels.recurrent.state_place import StatePlace
+from pallas_kernels.recurrent.state_table import StateTable
+from pallas_kernels.recurrent.xla.form import Chunk
+from pallas_kernels.recurrent.xla.walk import walk
+
+CHUNK = 64
+HIGHEST = lax.Precision.HIGHEST
+
+
+class Tokens(NamedTuple):
+    """x `[..., H, P]`, dt `[..., H]`, b, c `[..., G, N]`."""
+
+    x: jax.Array
+    dt: jax.Array
+    b: jax.Array
+    c: jax.Array
+
+
+class SsdForm(NamedTuple):
+    """`a [H]`, `d [H]` or None, float32; sizes of the state."""
+
+    a: jax.Array
+    d: jax.Array | None
+    head_size: int
+    groups: int
+    stored: StoredShape
+    length: int = CHUNK
+
+    @property
+    def heads(self) -> int:
+        return self.a.shape[0]
+
+    @property
+    def out_shape(self) -> tuple[int, ...]:
+        return (self.heads, self.head_size)
+
+    def step(self, stored: jax.Array, inputs: Tokens) -> tuple[jax.Array, jax.Array]:
+        blocks, size, lanes = self.stored
+        together = lanes // self.head_size
+        state = stored.reshape(blocks, size, together, self.head_size)
+        b, c = (self._by_block(x) for x in (inputs.b, inputs.c))
+        decay = jnp.exp(inputs.dt * self.a).reshape(blocks, 1, together, 1)
+        added = (inputs.dt[:, None] * inputs.x).reshape(blocks, 1, together, self.head_size)
+        state = decay * state + added * b
+        out = (state * c).sum(axis=1).reshape(self.out_shape)
+        return state.reshape(stored.shape), self._with_skip(out, inputs.x)
+
+    def open_state(self, stored: jax.Array) -> jax.Array:
+        blocks, size, lanes = self.stored
+        together = lanes // self.head_size
+        heads = stored.reshape(blocks, size, together, self.head_size).transpose(1, 0, 2, 3)
+        grouped = heads.reshape(size, self.groups, -1)
+        return grouped.transpose(1, 0, 2)
+
+    def close_state(self, state: jax.Array) -> jax.Array:
+        blocks, size, lanes = self.stored
+        return state.transpose(1, 0, 2).reshape(size, blocks, lanes).transpose(1, 0, 2)
+
+    def chunk(self, state: jax.Array, chunk: Chunk) -> tuple[jax.Array, jax.Array]:
+        # A row that is no token: no decay (dt = 0), nothing added.
+        tokens = Tokens(
+            *(jnp.where(chunk.valid.reshape(-1, *(1 for _ in x.shape[1:])), x, 0) for x in chunk.inputs)
+        )
+        length, in_group = chunk.valid.shape[0], self.heads // self.groups
+        logs = jnp.cumsum(tokens.dt * self.a, axis=0).T.reshape(self.groups, in_group, length)
+        x = (tokens.dt[:, :, None] * tokens.x).reshape(length, self.groups, in_group, self.head_size)
+        x = x.transpose(1, 2, 0, 3)  # [G, heads of a group, L, P]
+        b, c = (value.transpose(1, 0, 2) for value in (tokens.b, tokens.c))  # [G, L, N]
+
+        earlier = jnp.tril(jnp.ones((length, length), bool))
+        decays = jnp.exp(jnp.where(earlier, logs[..., :, None] - logs[..., None, :], -jnp.inf))
+        alike = jnp.einsum("gin,gjn->gij", c, b, precision=HIGHEST)
+        out = jnp.matmul(decays * alike[:, None], x, precision=HIGHEST)
+        out = out.transpose(2, 0, 1, 3)  # [L, G, heads of a group, P]
+        from_state = jnp.matmul(c, state, precision=HIGHEST)
+        from_state = from_state.reshape(self.groups, length, in_group, self.head_size).transpose(1, 0, 2, 3)
+        out = out + jnp.exp(logs).transpose(2, 0, 1)[..., None] * from_state
+
+        last = logs[..., -1:]
+        to_end = jnp.exp(last - logs)[..., None] * x
+        to_end = to_end.transpose(0, 2, 1, 3).reshape(self.groups, length, -1)
+        decay = jnp.repeat(jnp.exp(last[..., 0]), self.head_size, axis=-1)[:, None, :]
+        state = decay * state + jnp.einsum("gln,glc->gnc", b, to_end, precision=HIGHEST)
+        return state, self._with_skip(out.reshape(length, *self.out_shape), tokens.x)
+
+    def _by_block(self, value: jax.Array) -> jax.Array:
+        """`[G, N]` as `[blocks, N, heads of a block, 1]`."""
+        blocks, size, lanes = self.stored
+        by_head = jnp.repeat(value, self.heads // self.groups, axis=0)
+        return by_head.reshape(blocks, lanes // self.head_size, size).transpose(0, 2, 1)[..., None]
+
+    def _with_skip(self, out: jax.Array, x: jax.Array) -> jax.Array:
+        return out if self.d is None else out + self.d[:, None] * x
+
+
+def ssd_xla(
+    inputs: SsdInputs, pages: jax.Array, batch: RaggedBatch, table: StateTable, place: StatePlace
+) -> StepResult:
+    """Same contract as `ssd_reference`."""
+    stored = place.layout.stored_shape(place.part)
+    form = SsdForm(inputs.a, inputs.d, inputs.x.shape[2], inputs.b.shape[1], stored)
+    return walk(form, Tokens(inputs.x, inputs.dt, inputs.b, inputs.c), pages, batch, table, place)

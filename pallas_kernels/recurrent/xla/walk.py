@@ -1,0 +1,140 @@
+"""A recurrence over a ragged step: decodes token by token, prefill sequences in chunks.
+
+A chunk belongs to one sequence and ends where a state is to be kept, so no state inside a chunk is ever
+needed. All loop bounds are dynamic: lengths never compile again.
+"""
+
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.batch import RaggedBatch
+from pallas_kernels.recurrent.outputs import StepResult
+from pallas_kernels.recurrent.state_place import StatePlace
+from pallas_kernels.recurrent.state_table import StateTable
+from pallas_kernels.recurrent.xla.form import Chunk, Form
+from pallas_kernels.recurrent.xla.words import close_pool, open_pool, read_state, write_state
+
+BATCH_BYTES = 4 << 20
+"""States of all sequences together, up to which decodes are computed at once rather than one by one: larger
+ones leave the cache between reading and writing."""
+
+
+class _Outputs(NamedTuple):
+    """Outputs `[T + L, ...]` and the pool, so far."""
+
+    out: jax.Array
+    pool: jax.Array
+
+
+def walk(
+    form: Form, inputs: Any, pages: jax.Array, batch: RaggedBatch, table: StateTable, place: StatePlace
+) -> StepResult:
+    """`form` over the tokens of `inputs` (a pytree of `[T, ...]`). The contract is that of `scan_tokens`."""
+    tokens, rows = batch.positions.shape[0], table.read.shape[0]
+    length = min(form.length, tokens)
+    spare = max(0 if batch.decode_only else length, rows - tokens)
+    inputs = jax.tree.map(lambda x: jnp.pad(x, ((0, spare), *((0, 0),) * (x.ndim - 1))), inputs)
+    so_far = _Outputs(jnp.zeros((tokens + spare, *form.out_shape), jnp.float32), open_pool(pages, place))
+    if rows * 4 * prod(place.shape) <= BATCH_BYTES:
+        so_far = _decode_together(form, inputs, so_far, batch, table, place)
+    else:
+        so_far = _decode_one_by_one(form, inputs, so_far, batch, table, place)
+    if not batch.decode_only:
+        so_far = _prefill(form, length, inputs, so_far, batch, table, place)
+    out = so_far.out[:tokens]
+    real = (batch.seq_ids < rows).reshape(-1, *(1 for _ in form.out_shape))
+    return StepResult(jnp.where(real, out, 0), close_pool(so_far.pool, place))
+
+
+def _decode_together(
+    form: Form, inputs: Any, so_far: _Outputs, batch: RaggedBatch, table: StateTable, place: StatePlace
+) -> _Outputs:
+    rows = table.read.shape[0]
+    states = jax.vmap(lambda blocks: read_state(so_far.pool, blocks, place))(table.read)
+    first = jax.tree.map(lambda x: x[:rows].astype(jnp.float32), inputs)
+    states, out = jax.vmap(form.step)(states, first)
+
+    def store(seq: jax.Array, pool: jax.Array) -> jax.Array:
+        stored = lax.dynamic_index_in_dim(states, seq, keepdims=False)
+        return _store(pool, stored, seq, batch.seq_lens[seq], table, place, last=True)
+
+    pool = lax.fori_loop(0, batch.num_decodes, store, so_far.pool)
+    return _Outputs(lax.dynamic_update_slice_in_dim(so_far.out, out, 0, 0), pool)
+
+
+def _decode_one_by_one(
+    form: Form, inputs: Any, so_far: _Outputs, batch: RaggedBatch, table: StateTable, place: StatePlace
+) -> _Outputs:
+    def decode(seq: jax.Array, so_far: _Outputs) -> _Outputs:
+        token = jax.tree.map(
+            lambda x: lax.dynamic_index_in_dim(x, seq, keepdims=False).astype(jnp.float32), inputs
+        )
+        stored, out = form.step(read_state(so_far.pool, table.read[seq], place), token)
+        pool = _store(so_far.pool, stored, seq, batch.seq_lens[seq], table, place, last=True)
+        return _Outputs(lax.dynamic_update_slice_in_dim(so_far.out, out[None], seq, 0), pool)
+
+    return lax.fori_loop(0, batch.num_decodes, decode, so_far)
+
+
+def _prefill(
+    form: Form,
+    length: int,
+    inputs: Any,
+    so_far: _Outputs,
+    batch: RaggedBatch,
+    table: StateTable,
+    place: StatePlace,
+) -> _Outputs:
+    def sequence(seq: jax.Array, so_far: _Outputs) -> _Outputs:
+        begin, end = batch.query_starts[seq], batch.query_starts[seq + 1]
+        to_len = batch.seq_lens[seq] - end  # tokens of the sequence up to index i (exclusive): i + this
+
+        def one_chunk(
+            carry: tuple[jax.Array, jax.Array, _Outputs],
+        ) -> tuple[jax.Array, jax.Array, _Outputs]:
+            first, state, so_far = carry
+            stops = table.checkpoint_lens[seq] - to_len
+            stop = jnp.minimum(jnp.where(stops > first, stops, end).min(initial=end), first + length)
+            window = jax.tree.map(
+                lambda x: lax.dynamic_slice_in_dim(x, first, length).astype(jnp.float32), inputs
+            )
+            count = stop - first
+            state, out = form.chunk(state, Chunk(window, count, jnp.arange(length) < count))
+            pool = so_far.pool
+            if table.checkpoint.shape[1]:
+                stored = form.close_state(state)
+                pool = _store(pool, stored, seq, stop + to_len, table, place, last=False)
+            out = lax.dynamic_update_slice_in_dim(so_far.out, out, first, 0)
+            return stop, state, _Outputs(out, pool)
+
+        state = form.open_state(read_state(so_far.pool, table.read[seq], place))
+        _, state, so_far = lax.while_loop(lambda carry: carry[0] < end, one_chunk, (begin, state, so_far))
+        pool = write_state(so_far.pool, form.close_state(state), table.write[seq], jnp.bool_(True), place)
+        return _Outputs(so_far.out, pool)
+
+    return lax.fori_loop(batch.num_decodes, batch.num_seqs, sequence, so_far)
+
+
+def _store(
+    pool: jax.Array,
+    stored: jax.Array,
+    seq: jax.Array,
+    seq_len: jax.Array,
+    table: StateTable,
+    place: StatePlace,
+    *,
+    last: bool,
+) -> jax.Array:
+    """The state after `seq_len` tokens, where it is wanted: as a checkpoint; with `last`, as the last one."""
+
+    def keep(index: jax.Array, pool: jax.Array) -> jax.Array:
+        reached = table.checkpoint_lens[seq, index] == seq_len
+        return write_state(pool, stored, table.checkpoint[seq, index], reached, place)
+
+    if table.checkpoint.shape[1]:
+        pool = lax.fori_loop(0, table.checkpoint.shape[1], keep, pool)
+    return write_state(pool, stored, table.write[seq], jnp.bool_(True), place) if last else pool
