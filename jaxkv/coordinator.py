@@ -86,10 +86,9 @@ class HybridCoordinator(KVCacheCoordinator):
 
     def find_longest_cache_hit(self, hashes: list[bytes], limit: int) -> Found:
         finders = [manager.finder(hashes) for manager in self._order]
-        alone = dict.fromkeys(range(len(self.managers)), 0)
-        needs = dict.fromkeys(range(len(self.managers)), 0)
-        length, first_answers = self._settle(finders, limit)
+        alone, needs = [0] * len(self.managers), [0] * len(self.managers)
         parts = [NO_PART] * len(self.managers)
+        length, first_answers = self._settle(finders, limit)
         pending = any(finder.waits for finder in finders)
         for manager, finder, answer in zip(self._order, finders, first_answers, strict=True):
             if length:
@@ -98,7 +97,7 @@ class HybridCoordinator(KVCacheCoordinator):
             best = answer if answer == limit else finder.longest(limit)
             alone[manager.number] = best
             needs[manager.number] = finder.needs(best)
-        return Found(length, tuple(parts), tuple(alone.values()), tuple(needs.values()), pending)
+        return Found(length, tuple(parts), tuple(alone), tuple(needs), pending)
 
     @staticmethod
     def _settle(finders: Sequence[Finder], limit: int) -> tuple[int, list[int]]:

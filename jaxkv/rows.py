@@ -1,7 +1,5 @@
 """Which request is in which row, and how far each row has come: arrays with one entry a row."""
 
-from typing import NamedTuple
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -9,20 +7,11 @@ from jaxkv.managers import NEVER, Manager, Row
 from jaxkv.managers.base import grown
 
 
-class Progress(NamedTuple):
-    """Where a row stands. computed: tokens before its last step. position: tokens after it.
-    step: its number.
-    """
-
-    computed: int
-    position: int
-    step: int
-
-
 class CacheRows:
     """Rows of the managers' tables.
 
-    computed, position, last_step: int64[rows], see Progress; all 0 where no request is.
+    computed, position: int64[rows], tokens before and after the row's last step. last_step: int64[rows], its
+    number. All 0 where no request is.
     capacity: int64[rows], tokens a row can reach without any work on it, at most max_model_len.
     cache_at: int64[rows], tokens at which it has something new to cache; NEVER where caching is put off.
     """
@@ -79,9 +68,6 @@ class CacheRows:
     def to_cache(self) -> NDArray[np.intp]:
         """intp[n]: rows that have something complete that is not in the index."""
         return np.flatnonzero(self.position >= self.cache_at)
-
-    def progress(self, row: int) -> Progress:
-        return Progress(int(self.computed[row]), int(self.position[row]), int(self.last_step[row]))
 
     def refresh_one(self, row: int) -> None:
         """Asks the managers anew when this row needs work."""

@@ -26,6 +26,7 @@ class Upkeep:
         self._clock = clock
         self._hasher = hasher
         self._has_lazy_rows = False
+        self._may_have_to_cache = False
 
     # After a step is scheduled
 
@@ -43,7 +44,7 @@ class Upkeep:
         self._rows.computed[rows] = after - 1
         self._rows.position[rows] = after
         self._rows.last_step[rows] = self._clock.step
-        self._has_lazy_rows = True
+        self._has_lazy_rows = self._may_have_to_cache = True
         if len(visited):
             self._rows.refresh(visited)
 
@@ -56,8 +57,8 @@ class Upkeep:
 
     def cache_tokens(self, row: int, num_tokens: int) -> None:
         """Caches what the row's first `num_tokens` tokens filled."""
-        progress = self._rows.progress(row)
-        filled = self._filled(row, num_tokens, progress.position, progress.step)
+        rows = self._rows
+        filled = self._filled(row, num_tokens, int(rows.position[row]), int(rows.last_step[row]))
         for manager in self._cacheable:
             manager.cache(row, filled)
 
@@ -91,6 +92,9 @@ class Upkeep:
         self._rows.refresh_one(row)
         if row in self.delayed:
             self._rows.cache_at[row] = NEVER
+        elif self._rows.cache_at[row] <= self._rows.position[row]:
+            # Complete, but of tokens that are not known yet.
+            self._may_have_to_cache = True
 
     # Letting go
 
@@ -114,10 +118,14 @@ class Upkeep:
 
     def catch_up_caching(self) -> None:
         """Caches what rows completed while they were not looked at."""
+        if not self._may_have_to_cache:
+            return
         rows = self._rows.to_cache()
         if len(rows):
             self.cache_rows(rows)
             self._rows.refresh(rows)
+        else:
+            self._may_have_to_cache = False
 
     def catch_up(self) -> None:
         """Frees what rows left behind while they were not looked at."""

@@ -37,34 +37,33 @@ class PrefixIndex:
 
     def add(self, hashes: list[bytes], leaders: NDArray[np.integer]) -> None:
         """Records units that were not in the index. Some may be equal: of two requests that decode alike."""
-        self._pool.hash_of[leaders] = hashes
-        find_or_add = self.units.setdefault
-        for block_hash, leader in zip(hashes, leaders.tolist(), strict=True):
-            first = find_or_add(block_hash, leader)
-            if first != leader:
-                self._duplicates.setdefault(block_hash, [first]).append(leader)
+        self._pool.hash_of[leaders] = np.fromiter(hashes, np.object_, len(hashes))
+        new = leaders.tolist()
+        found = list(map(self.units.setdefault, hashes, new))
+        if found != new:
+            for block_hash, leader, first in zip(hashes, new, found, strict=True):
+                if first != leader:
+                    self._duplicates.setdefault(block_hash, [first]).append(leader)
 
     def remove(self, leaders: NDArray[np.integer]) -> list[bytes]:
         """Forgets units; returns the hashes that no unit has any more."""
-        hashes: list[bytes | None] = self._pool.hash_of[leaders].tolist()
+        gone: list[bytes] = self._pool.hash_of[leaders].tolist()
         self._pool.hash_of[leaders] = None
         if self._partial_hashes:
             for leader in leaders.tolist():
                 self._remove_partial(leader)
+            # A block that is recorded for its leading tokens alone has no hash of its own.
+            gone, leaders = _without_none(gone, leaders)
         if self._duplicates:
-            gone = self._pass_on(hashes, leaders.tolist())
-        else:
-            gone = [block_hash for block_hash in hashes if block_hash is not None]
+            gone = self._pass_on(gone, leaders.tolist())
         for block_hash in gone:
             del self.units[block_hash]
         return gone
 
-    def _pass_on(self, hashes: list[bytes | None], leaders: list[int]) -> list[bytes]:
+    def _pass_on(self, hashes: list[bytes], leaders: list[int]) -> list[bytes]:
         """Gives hashes of forgotten units to other units that have them; returns those that no other has."""
         gone: list[bytes] = []
         for block_hash, leader in zip(hashes, leaders, strict=True):
-            if block_hash is None:
-                continue
             same = self._duplicates.get(block_hash)
             if same is None:
                 gone.append(block_hash)
@@ -107,3 +106,12 @@ class PrefixIndex:
                 self._partial[block_hash] = same
             else:
                 del self._partial[block_hash]
+
+
+def _without_none(
+    hashes: list[bytes | None], leaders: NDArray[np.integer]
+) -> tuple[list[bytes], NDArray[np.integer]]:
+    kept = [block_hash for block_hash in hashes if block_hash is not None]
+    if len(kept) == len(hashes):
+        return kept, leaders
+    return kept, leaders[[block_hash is not None for block_hash in hashes]]

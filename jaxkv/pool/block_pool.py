@@ -79,12 +79,13 @@ class BlockPool:
         self._strong = LruQueue(stamps)
         self._members: list[NDArray[np.int32] | None] = []
         self._widths: list[int] = []
-        self._width_of: NDArray[np.int32] = np.full(num_blocks, 0, np.int32)
+        self._width_array: NDArray[np.int64] = np.empty(0, np.int64)
         self._listeners: list[EvictionListener] = []
 
     def register(self, width: int, on_evict: EvictionListener) -> int:
         """Adds a manager whose units have `width` ids; returns its number."""
         self._widths.append(width)
+        self._width_array = np.array(self._widths, np.int64)
         self._members.append(np.full((self.num_blocks, width), 0, np.int32) if width > 1 else None)
         self._listeners.append(on_evict)
         return len(self._widths) - 1
@@ -96,19 +97,17 @@ class BlockPool:
         """
         width = self._widths[manager]
         needed = num_units * width
-        if needed > self._num_plain:
-            self._evict(needed - self._num_plain)
+        self.make_room(needed)
         stop = self._num_plain
         self._num_plain -= needed
         self.num_free -= needed
-        ids = self._plain[self._num_plain : stop][::-1].reshape(num_units, width).T.copy()
-        leaders = _as_index(ids[0])
+        ids = self._plain[self._num_plain : stop][::-1].reshape(num_units, width)
+        leaders = _as_index(ids[:, 0])
         self.refs[leaders] = 1
-        self._width_of[leaders] = width
         members = self._members[manager]
         if members is not None:
-            members[leaders] = ids.T
-        return ids
+            members[leaders] = ids
+        return ids.T.copy()
 
     def make_room(self, num_ids: int) -> None:
         """Takes the content of free units now that `num_ids` ids are about to be taken, by any managers.
@@ -151,11 +150,11 @@ class BlockPool:
         freed = Dropped(leaders, leaders if ends is None else ends)
         if refs.any():
             freed = freed.where(refs == 0)
+        self.num_free += len(freed.leaders) * self._widths[manager]
         cached = self.cached_by[freed.leaders] != NOT_CACHED
         if not cached.all():
             self._push_plain(manager, freed.leaders[~cached])
             freed = freed.where(cached)
-        self.num_free += len(freed.leaders) * self._widths[manager]
         return freed
 
     def enqueue(self, leaders: NDArray[np.integer]) -> None:
@@ -194,15 +193,10 @@ class BlockPool:
 
     def forget(self, manager: int, leaders: NDArray[np.integer]) -> None:
         """Units lose their content: free ones become plain ids, held ones stay with their holders."""
-        if not len(leaders):
-            return
-        self._listeners[manager](leaders)
-        self.version += 1
-        self.cached_by[leaders] = NOT_CACHED
-        free = leaders[self.refs[leaders] == 0]
-        if len(free):
+        if len(leaders):
+            self._lose_content(manager, leaders)
+            free = leaders[self.refs[leaders] == 0]
             self._stamps[free] = 0
-            self.num_free -= len(free) * self._widths[manager]
             self._push_plain(manager, free)
 
     def cached_units(self, manager: int) -> NDArray[np.int32]:
@@ -213,32 +207,43 @@ class BlockPool:
         """int32[n]: free ids without content, the next to be given out last."""
         return self._plain[: self._num_plain]
 
-    def free_units(self) -> NDArray[np.int32]:
-        """int32[n]: leaders of free cached units, the next to be evicted first."""
+    def free_units(self) -> NDArray[np.intp]:
+        """intp[n]: leaders of free cached units, the next to be evicted first."""
         return np.concatenate([self._weak.leaders(), self._strong.leaders()])
 
     def ids_of(self, leader: int, manager: int) -> list[int]:
         """The ids of one unit."""
         return self.members(manager, np.array([leader], np.int32))[:, 0].tolist()
 
+    def _lose_content(self, manager: int, leaders: NDArray[np.integer]) -> None:
+        self._listeners[manager](leaders)
+        self.version += 1
+        self.cached_by[leaders] = NOT_CACHED
+
     def _push_plain(self, manager: int, leaders: NDArray[np.integer]) -> None:
-        ids = self.members(manager, leaders).ravel()
+        """Free units, which are counted as such, become plain ids."""
+        members = self._members[manager]
+        ids = leaders if members is None else members[leaders].T.ravel()
         self._plain[self._num_plain : self._num_plain + len(ids)] = ids
         self._num_plain += len(ids)
-        self.num_free += len(ids)
 
     def _evict(self, num_ids: int) -> None:
         """Turns cached free units into at least `num_ids` plain ids."""
         goal = self._num_plain + num_ids
         for queue in (self._weak, self._strong):
-            leaders = queue.pop(goal - self._num_plain, self._width_of)
-            if not len(leaders):
-                continue
-            owners = self.cached_by[leaders]
-            for manager in range(len(self._widths)):
-                self.forget(manager, leaders[owners == manager])
+            if not queue.is_empty:
+                leaders = queue.pop(goal - self._num_plain, self._widths_of)
+                owners = self.cached_by[leaders]
+                for manager in set(owners.tolist()):
+                    theirs = leaders[owners == manager]
+                    self._lose_content(manager, theirs)
+                    self._push_plain(manager, theirs)
         if self._num_plain < goal:
             raise RuntimeError(f"{goal - self._num_plain} ids more were promised than are free")
+
+    def _widths_of(self, leaders: NDArray[np.integer]) -> NDArray[np.int64]:
+        """int64[n]: ids of each cached unit."""
+        return self._width_array[self.cached_by[leaders]]
 
 
 def _as_index(leaders: NDArray[np.integer]) -> NDArray[np.intp]:

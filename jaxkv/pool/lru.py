@@ -1,7 +1,11 @@
 """A queue of free cached units, least recently freed first, from which units can be taken at any place."""
 
+from collections.abc import Callable
+
 import numpy as np
 from numpy.typing import NDArray
+
+_NOBODY: NDArray[np.intp] = np.empty(0, np.intp)
 
 _SCAN = 64
 """Entries that are looked at together, at least."""
@@ -18,7 +22,7 @@ class LruQueue:
 
     def __init__(self, stamps: NDArray[np.int64]) -> None:
         self._stamps = stamps
-        self._leaders = np.zeros(2 * len(stamps), np.int32)
+        self._leaders = np.zeros(2 * len(stamps), np.intp)
         self._entry_stamps = np.zeros(2 * len(stamps), np.int64)
         self._head = 0
         self._tail = 0
@@ -34,16 +38,21 @@ class LruQueue:
         self._stamps[leaders] = new
         self._tail += n
 
-    def pop(self, room: int, cost: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Takes out leaders, the oldest first, until their costs (`cost[leader]`) reach `room`; less only
-        where the queue has no more.
+    @property
+    def is_empty(self) -> bool:
+        """True only where nothing is in the queue; what is left may all be skipped entries."""
+        return self._head == self._tail
+
+    def pop(self, room: int, costs_of: Callable[[NDArray[np.intp]], NDArray[np.int64]]) -> NDArray[np.intp]:
+        """Takes out leaders, the oldest first, until their costs reach `room`; less only where the queue has
+        no more.
         """
-        taken: list[NDArray[np.int32]] = []
+        taken: list[NDArray[np.intp]] = []
         while room > 0 and self._head < self._tail:
             stop = min(self._tail, self._head + max(_SCAN, room))
-            valid = np.flatnonzero(self._valid(self._head, stop))
-            chosen = self._leaders[self._head + valid]
-            reached = cost[chosen].cumsum()
+            (valid,) = self._valid(self._head, stop).nonzero()
+            chosen = self._leaders[self._head : stop][valid]
+            reached = costs_of(chosen).cumsum()
             num_enough = int(reached.searchsorted(room)) + 1
             if num_enough <= len(chosen):
                 chosen, room = chosen[:num_enough], 0
@@ -53,12 +62,10 @@ class LruQueue:
                 self._head = stop
             self._stamps[chosen] = 0
             taken.append(chosen)
-        if len(taken) == 1:
-            return taken[0]
-        return np.concatenate(taken) if taken else np.empty(0, np.int32)
+        return taken[0] if len(taken) == 1 else np.concatenate([_NOBODY, *taken])
 
-    def leaders(self) -> NDArray[np.int32]:
-        """int32[n]: what is in the queue, the next to be evicted first."""
+    def leaders(self) -> NDArray[np.intp]:
+        """intp[n]: what is in the queue, the next to be evicted first."""
         return self._leaders[self._head : self._tail][self._valid(self._head, self._tail)]
 
     def _valid(self, start: int, stop: int) -> NDArray[np.bool_]:

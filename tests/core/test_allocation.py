@@ -220,5 +220,5 @@ def test_row_arrays_follow_a_request_through_batches_and_single_calls() -> None:
         request.num_computed_tokens += 1
     request.append_tokens([2, 3])
     driver.step(request, 2)
-    assert driver.cache.rows.progress(0).position == 17
+    assert driver.cache.rows.position[0] == 17
     driver.cache.check_integrity()

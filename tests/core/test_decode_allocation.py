@@ -80,7 +80,7 @@ def test_rows_before_the_first_that_does_not_fit_are_done_and_the_rest_is_as_bef
     done = cache.allocate_decodes(np.array([0, 1, 2]), np.array([5, 5, 5]))
     assert done.num_done == 2
     assert [len(cache.get_block_ids(r.request_id)[0]) for r in requests] == [2, 2, 1]
-    assert [cache.rows.progress(row).position for row in range(3)] == [5, 5, 4]
+    assert cache.rows.position[:3].tolist() == [5, 5, 4]
     cache.free(requests[0])
     assert cache.allocate_decodes(np.array([2]), np.array([5])).num_done == 1
     cache.check_integrity()
@@ -93,7 +93,7 @@ def test_a_later_row_that_needs_nothing_waits_behind_one_that_does_not_fit() -> 
     assert driver.cache.num_free_blocks == 0
     done = driver.cache.allocate_decodes(np.array([0, 1]), np.array([5, 3]))
     assert done.num_done == 0
-    assert driver.cache.rows.progress(driver.cache.row_of(second.request_id)).position == 2
+    assert driver.cache.rows.position[driver.cache.row_of(second.request_id)] == 2
 
 
 def test_blocks_that_other_rows_left_behind_are_found_when_room_is_short() -> None:
