@@ -24,11 +24,11 @@ class Implementation(NamedTuple):
 
     attend: Callable[[jax.Array, jax.Array, RaggedBatch, GroupTable, AttentionSettings], jax.Array]
     write: Callable[[jax.Array, jax.Array, jax.Array, RaggedBatch, GroupTable, AttentionSettings], jax.Array]
-    refuses: Callable[[AttentionPageLayout, GroupTable], str | None]
+    refuses: Callable[[AttentionSettings, GroupTable], str | None]
 
 
-def _refuses_nothing(layout: AttentionPageLayout, table: GroupTable) -> None:
-    del layout, table
+def _refuses_nothing(settings: AttentionSettings, table: GroupTable) -> None:
+    del settings, table
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
@@ -42,9 +42,9 @@ _already_said: set[str] = set()
 
 
 def choose_implementation(
-    layout: AttentionPageLayout, table: GroupTable, name: str | None = None
+    settings: AttentionSettings, table: GroupTable, name: str | None = None
 ) -> Implementation:
-    """The implementation called `name`, or the platform's first choice if it serves these shapes.
+    """The implementation called `name`, or the platform's first choice if it serves this layer and table.
 
     A shape that the platform's first choice does not serve falls back to "xla" and is logged once. Raises
     ValueError for an unknown name, and for a shape that the implementation asked for by name does not serve.
@@ -52,15 +52,15 @@ def choose_implementation(
     if name is not None:
         if name not in IMPLEMENTATIONS:
             raise ValueError(f"unknown implementation {name!r}, known: {', '.join(IMPLEMENTATIONS)}")
-        reason = IMPLEMENTATIONS[name].refuses(layout, table)
+        reason = IMPLEMENTATIONS[name].refuses(settings, table)
         if reason is not None:
-            raise ValueError(f"implementation {name!r} does not serve {layout}: {reason}")
+            raise ValueError(f"implementation {name!r} does not serve {settings.layout}: {reason}")
         return IMPLEMENTATIONS[name]
     first = _FIRST_CHOICE.get(jax.default_backend(), _FALLBACK)
-    reason = IMPLEMENTATIONS[first].refuses(layout, table)
+    reason = IMPLEMENTATIONS[first].refuses(settings, table)
     if reason is None:
         return IMPLEMENTATIONS[first]
-    message = f"{first} does not serve {layout} ({reason}): using {_FALLBACK}"
+    message = f"{first} does not serve {settings.layout} ({reason}): using {_FALLBACK}"
     if message not in _already_said:
         _already_said.add(message)
         logger.warning(message)
@@ -78,7 +78,9 @@ def paged_attention(
     layer_slots: int,
     scale: float,
     sliding_window: int | None = None,
+    attention_chunk_size: int | None = None,
     softcap: float | None = None,
+    sinks: jax.Array | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
     """Attention of this step's queries over their sequences' pages, decodes and prefill chunks in one call.
@@ -86,8 +88,8 @@ def paged_attention(
     `q [T, Hq, D]` with Hq a multiple of the layout's KV heads, query head i reading KV head
     `i // (Hq / Hkv)`; `pages uint32[num_pages, page_rows, 128]`, already holding this step's K and V
     (`write_kv`). Returns `[T, Hq, D]` in q's dtype, zeros for padding tokens; sums are float32.
-    `implementation` is "reference", "xla" or "pallas_tpu" (None: the platform's). Raises ValueError where
-    shapes disagree.
+    `sinks [Hq]` and the other settings: see `AttentionSettings`. `implementation` is "reference", "xla" or
+    "pallas_tpu" (None: the platform's). Raises ValueError where shapes disagree.
     """
     settings = AttentionSettings(
         layout=layout,
@@ -95,14 +97,18 @@ def paged_attention(
         layer_slots=layer_slots,
         scale=scale,
         sliding_window=sliding_window,
+        attention_chunk_size=attention_chunk_size,
         softcap=softcap,
+        sinks=sinks,
     )
     _check_pool(pages, layout)
     if q.ndim != 3 or q.shape[2] != layout.head_size or q.shape[1] % layout.num_kv_heads:
         raise ValueError(
             f"q must be [T, multiple of {layout.num_kv_heads}, {layout.head_size}], got {list(q.shape)}"
         )
-    return choose_implementation(layout, table, implementation).attend(q, pages, batch, table, settings)
+    if sinks is not None and sinks.shape != q.shape[1:2]:
+        raise ValueError(f"sinks must be [{q.shape[1]}], got {list(sinks.shape)}")
+    return choose_implementation(settings, table, implementation).attend(q, pages, batch, table, settings)
 
 
 def write_kv(
@@ -127,7 +133,7 @@ def write_kv(
     wanted = (batch.positions.shape[0], layout.num_kv_heads, layout.head_size)
     if k.shape != wanted or v.shape != wanted:
         raise ValueError(f"k and v must be {list(wanted)}, got {list(k.shape)} and {list(v.shape)}")
-    return choose_implementation(layout, table, implementation).write(pages, k, v, batch, table, settings)
+    return choose_implementation(settings, table, implementation).write(pages, k, v, batch, table, settings)
 
 
 def _check_pool(pages: jax.Array, layout: AttentionPageLayout) -> None:

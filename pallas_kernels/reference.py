@@ -13,7 +13,7 @@ def paged_attention_reference(
 ) -> jax.Array:
     """Attention of `q [T, Hq, D]` over the pages of its sequences; the result has q's shape and dtype.
 
-    A token at position p sees the positions p' with p - window < p' <= p. Padding tokens get zeros.
+    A token at position p sees the positions from `settings.first_visible(p)` to p. Padding tokens get zeros.
     """
     layout = settings.layout
     tokens, q_heads, head_size = q.shape
@@ -30,8 +30,7 @@ def paged_attention_reference(
     slot_seq = jnp.repeat(jnp.arange(rows), width * layout.block_size)
     position = batch.positions[:, None]
     visible = (batch.seq_ids[:, None] == slot_seq) & (slot_position <= position)
-    if settings.sliding_window is not None:
-        visible &= slot_position > position - settings.sliding_window
+    visible &= slot_position >= settings.first_visible(position)
 
     # A slot that no query sees may hold anything, NaN included: 0 * NaN must not reach the result.
     seen = visible.any(axis=0)[:, None, None]
@@ -44,8 +43,14 @@ def paged_attention_reference(
     visible = visible[:, None, None, :]
     scores = jnp.where(visible, scores, -jnp.inf)
     top = jnp.max(scores, axis=-1, keepdims=True, initial=-jnp.inf)
-    weights = jnp.where(visible, jnp.exp(scores - jnp.where(jnp.isfinite(top), top, 0)), 0)
+    sinks = settings.sinks_by_row(layout.num_kv_heads, 1)
+    if sinks is not None:
+        top = jnp.maximum(top, sinks[..., None])
+    top = jnp.where(jnp.isfinite(top), top, 0)
+    weights = jnp.where(visible, jnp.exp(scores - top), 0)
     total = weights.sum(axis=-1, keepdims=True)
+    if sinks is not None:
+        total = total + jnp.exp(sinks[..., None] - top)
     weights = weights / jnp.where(total > 0, total, 1)
     out = jnp.einsum("thgn,nhd->thgd", weights, values, precision=highest)
     return out.reshape(tokens, q_heads, head_size).astype(q.dtype)

@@ -53,9 +53,9 @@ def _attend_prefills(
             until = rows + to_position
             start = jnp.int32(0)
             after = jnp.full_like(until, -1)
-            if settings.sliding_window is not None:
-                start = jnp.maximum(first + to_position - settings.sliding_window + 1, 0)
-                after = until - settings.sliding_window
+            if settings.span is not None:
+                start = settings.first_visible(first + to_position)
+                after = settings.first_visible(until) - 1
             window = lax.dynamic_slice_in_dim(q, base, size).astype(jnp.float32) * settings.scale
             window = window.reshape(size, heads, -1, head_size).transpose(1, 0, 2, 3)
             group = q_heads // heads
@@ -63,6 +63,7 @@ def _attend_prefills(
                 window.reshape(heads, size * group, head_size),
                 jnp.repeat(after, group),
                 jnp.repeat(until, group),
+                settings.sinks_by_row(heads, size),
             )
             span = Span(seq, start, last + to_position + 1)
             mean = attend_span(tile, span, pages, table, settings, chunks)

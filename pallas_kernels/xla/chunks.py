@@ -20,13 +20,12 @@ class Softmax(NamedTuple):
     weighted: jax.Array
 
     @classmethod
-    def empty(cls, heads: int, rows: int, head_size: int) -> "Softmax":
-        """Nothing seen yet."""
-        return cls(
-            jnp.full((heads, rows), HIDDEN, jnp.float32),
-            jnp.zeros((heads, rows), jnp.float32),
-            jnp.zeros((heads, rows, head_size), jnp.float32),
-        )
+    def start(cls, shape: tuple[int, ...], sinks: jax.Array | None) -> "Softmax":
+        """For queries of `shape [Hkv, R, D]`: nothing seen but the sinks `[Hkv, R]`, which have no value."""
+        weighted = jnp.zeros(shape, jnp.float32)
+        if sinks is None:
+            return cls(jnp.full(shape[:2], HIDDEN, jnp.float32), weighted[..., 0], weighted)
+        return cls(sinks, jnp.ones(shape[:2], jnp.float32), weighted)
 
     def result(self) -> jax.Array:
         """The weighted mean, `[Hkv, R, D]`; finite and without meaning for rows that saw nothing."""

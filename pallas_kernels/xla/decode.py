@@ -44,16 +44,14 @@ def attend_decodes(
     branches: list[Callable[[Tile, Span, jax.Array], jax.Array]] = [
         partial(in_one_run, size) for size in sizes
     ]
-    if settings.sliding_window is None and sizes[-1] < table.block_ids.shape[1]:
+    if settings.span is None and sizes[-1] < table.block_ids.shape[1]:
         branches.append(in_chunks)
 
     def attend_one(seq: jax.Array, out: jax.Array) -> jax.Array:
         stop = batch.seq_lens[seq]
-        start = jnp.int32(0)
-        if settings.sliding_window is not None:
-            start = jnp.maximum(stop - settings.sliding_window, 0)
+        start = settings.first_visible(stop - 1)
         row = lax.dynamic_slice_in_dim(q, seq, 1).astype(jnp.float32) * settings.scale
-        tile = Tile(row.reshape(heads, -1, head_size), None, None)
+        tile = Tile(row.reshape(heads, -1, head_size), None, None, settings.sinks_by_row(heads, 1))
         live = -(-stop // block_size) - start // block_size
         which = (live > jnp.array(sizes[: len(branches) - 1], jnp.int32)).sum(dtype=jnp.int32)
         mean = lax.switch(which, branches, tile, Span(seq, start, stop), pages)
@@ -63,10 +61,10 @@ def attend_decodes(
 
 
 def _run_sizes(table: GroupTable, settings: AttentionSettings) -> list[int]:
-    """Sizes of runs in blocks, ascending; the last holds any window, or is the largest of a full layer."""
+    """Sizes of runs in blocks, ascending; the last holds any span, or is the largest of a full layer."""
     block_size = settings.layout.block_size
-    window = settings.sliding_window
-    largest = blocks_of(LARGEST_RUN if window is None else window + 2 * block_size, table, settings)
+    span = settings.span
+    largest = blocks_of(LARGEST_RUN if span is None else span + 2 * block_size, table, settings)
     sizes, size = [], max(SMALLEST_RUN // block_size, 1)
     while size * 4 <= largest * 3:
         sizes.append(size)

@@ -21,11 +21,15 @@ class Span(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """Scaled float32 queries `[Hkv, R, D]`; row r sees (`after[r]`, `until[r]`], or with None the span."""
+    """Scaled float32 queries `[Hkv, R, D]`; row r sees (`after[r]`, `until[r]`], or with None the span.
+
+    `sinks [Hkv, R]` are the rows' sinks, or None.
+    """
 
     q: jax.Array
     after: jax.Array | None
     until: jax.Array | None
+    sinks: jax.Array | None
 
 
 def attend_span(
@@ -41,7 +45,7 @@ def attend_span(
     first_block = table.first_block[span.seq]
     entry = span.start // block_size - first_block
     end = -(-span.stop // block_size) - first_block
-    state = Softmax.empty(*tile.q.shape)
+    state = Softmax.start(tile.q.shape, tile.sinks)
     step = partial(_attend_entries, tile, span, pages, table, settings)
     for index, blocks in enumerate(chunks):
         last = index == len(chunks) - 1
@@ -59,8 +63,8 @@ def attend_run(
 ) -> jax.Array:
     """The same over a span of at most `blocks` blocks, in one chunk of that size."""
     entry = span.start // settings.layout.block_size - table.first_block[span.seq]
-    empty = Softmax.empty(*tile.q.shape)
-    return _attend_entries(tile, span, pages, table, settings, entry, blocks, empty).result()
+    state = Softmax.start(tile.q.shape, tile.sinks)
+    return _attend_entries(tile, span, pages, table, settings, entry, blocks, state).result()
 
 
 def _attend_entries(
@@ -91,9 +95,9 @@ def _attend_entries(
 
 
 def blocks_of(tokens: int, table: GroupTable, settings: AttentionSettings) -> int:
-    """Blocks of a chunk of about `tokens` tokens: no more than the table has or a window can touch."""
+    """Blocks of a chunk of about `tokens` tokens: no more than the table has or a span can touch."""
     block_size = settings.layout.block_size
     blocks = max(tokens // block_size, 1)
-    if settings.sliding_window is not None:
-        blocks = min(blocks, (settings.sliding_window - 2) // block_size + 2)
+    if settings.span is not None:
+        blocks = min(blocks, (settings.span - 2) // block_size + 2)
     return max(min(blocks, table.block_ids.shape[1]), 1)

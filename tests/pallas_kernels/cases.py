@@ -35,6 +35,13 @@ def round_to(dtype: str, x: np.ndarray) -> np.ndarray:
     return np.asarray(jnp.asarray(x, dtype).astype(jnp.float32))
 
 
+def oldest_visible(position: int, window: int | None, chunk: int | None) -> int:
+    """The first position that a token sees: of its window, of its chunk, or of all."""
+    if window is not None:
+        return max(position - window + 1, 0)
+    return 0 if chunk is None else position - position % chunk
+
+
 def words_of_token(layout: AttentionPageLayout, k: np.ndarray, v: np.ndarray) -> np.ndarray:
     """Words of a token by the layout's definition, `uint32[Hkv, planes, D]` for k, v float32 `[Hkv, D]`."""
     k_bits, v_bits = (np.ascontiguousarray(x, np.float32).view(np.uint32) for x in (k, v))
@@ -67,6 +74,7 @@ def make_step(
     layer_slot: int = 1,
     layer_slots: int = 3,
     window: int | None = None,
+    chunk: int | None = None,
     spare_tokens: int = 0,
     spare_rows: int = 0,
     spare_width: int = 1,
@@ -75,8 +83,8 @@ def make_step(
 ) -> Step:
     """A step of sequences with `seq_lens` tokens, the last `query_lens` of them new.
 
-    Tables start at the first block that some query's window touches; ids are shuffled; entries past the end
-    point at the null block. `spare_*` are padding tokens, padding rows and extra table entries.
+    Tables start at the first block that some query's window or chunk touches; ids are shuffled; entries past
+    the end point at the null block. `spare_*` are padding tokens, padding rows and extra table entries.
     """
     rng = np.random.default_rng(seed)
     layout = AttentionPageLayout.fitting(
@@ -85,8 +93,7 @@ def make_step(
     rows = len(seq_lens) + spare_rows
     first = np.zeros(rows, np.int32)
     for s, (length, new) in enumerate(zip(seq_lens, query_lens, strict=True)):
-        if window is not None:
-            first[s] = max(length - new - window + 1, 0) // block_size
+        first[s] = oldest_visible(length - new, window, chunk) // block_size
     needed = [-(-length // block_size) - int(first[s]) for s, length in enumerate(seq_lens)]
     width = max([*needed, 0]) + spare_width
     ids = np.zeros((rows, width), np.int32)
@@ -100,7 +107,7 @@ def make_step(
         round_to(dtype, rng.normal(size=(2, n, heads, head_size)).astype(np.float32)) for n in seq_lens
     ]
     for s, (length, new) in enumerate(zip(seq_lens, query_lens, strict=True)):
-        oldest = 0 if window is None else max(length - new - window + 1, 0)
+        oldest = oldest_visible(length - new, window, chunk)
         for position in range(oldest, length - new):
             block = ids[s, position // block_size - first[s]]
             page = pages[block * layer_slots + layer_slot]
@@ -160,7 +167,13 @@ def written_by_hand(step: Step) -> np.ndarray:
 
 
 def attention_by_hand(
-    step: Step, *, scale: float, window: int | None = None, softcap: float | None = None
+    step: Step,
+    *,
+    scale: float,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    sinks: np.ndarray | None = None,
 ) -> np.ndarray:
     """Attention of each query over the plain history, float64, `[T, Hq, D]`; zeros for padding tokens."""
     q = np.asarray(step.q.astype(jnp.float32), np.float64)
@@ -170,12 +183,12 @@ def attention_by_hand(
     for s, new in enumerate(step.query_lens):
         keys, values = step.history[s].astype(np.float64)
         for position in range(len(keys) - new, len(keys)):
-            begin = 0 if window is None else max(position - window + 1, 0)
+            begin = oldest_visible(position, window, chunk)
             for head in range(q.shape[1]):
                 scores = keys[begin : position + 1, head // group] @ q[token, head] * scale
                 if softcap is not None:
                     scores = softcap * np.tanh(scores / softcap)
-                weights = np.exp(scores - scores.max())
-                out[token, head] = weights @ values[begin : position + 1, head // group] / weights.sum()
+                total = np.exp(scores).sum() + (0 if sinks is None else np.exp(sinks[head]))
+                out[token, head] = np.exp(scores) @ values[begin : position + 1, head // group] / total
             token += 1
     return out

@@ -12,7 +12,13 @@ TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2}
 
 
 def check(
-    step: Step, implementation: str, *, window: int | None = None, softcap: float | None = None
+    step: Step,
+    implementation: str,
+    *,
+    window: int | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    sinks: np.ndarray | None = None,
 ) -> None:
     """Writes then attends (layer slot traced), and holds both results against the definitions."""
 
@@ -20,7 +26,13 @@ def check(
     def write_then_attend(q, k, v, pages, batch, table, layer_slot):
         place = {"layout": step.layout, "layer_slot": layer_slot, "layer_slots": step.layer_slots}
         pages = write_kv(pages, k, v, batch, table, implementation=implementation, **place)
-        rest = {"scale": 0.3, "sliding_window": window, "softcap": softcap}
+        rest = {
+            "scale": 0.3,
+            "sliding_window": window,
+            "attention_chunk_size": chunk,
+            "softcap": softcap,
+            "sinks": None if sinks is None else jax.numpy.asarray(sinks),
+        }
         return pages, paged_attention(q, pages, batch, table, implementation=implementation, **place, **rest)
 
     pages, out = write_then_attend(
@@ -29,7 +41,7 @@ def check(
     np.testing.assert_array_equal(pages, written_by_hand(step))
     assert out.dtype == step.q.dtype
     tolerance = TOLERANCE[str(step.q.dtype)]
-    expected = attention_by_hand(step, scale=0.3, window=window, softcap=softcap)
+    expected = attention_by_hand(step, scale=0.3, window=window, chunk=chunk, softcap=softcap, sinks=sinks)
     real = sum(step.query_lens)
     np.testing.assert_allclose(
         np.asarray(out[:real], np.float32), expected[:real], atol=tolerance, rtol=tolerance
@@ -50,6 +62,27 @@ def test_mixed_steps_of_every_length_around_a_page(implementation, window, dtype
         spare_rows=2,
     )
     check(step, implementation, window=window)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("chunk", [1, 3, 4, 16])
+def test_chunks_smaller_and_larger_than_a_page(implementation, chunk):
+    step = make_step(
+        seq_lens=[1, 4, 16, 17, 40, 5, 41],
+        query_lens=[1, 1, 1, 1, 1, 5, 17],
+        chunk=chunk,
+        spare_tokens=3,
+        spare_rows=2,
+    )
+    check(step, implementation, chunk=chunk)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("window", [None, 3])
+def test_sinks_take_part_in_the_softmax(implementation, window):
+    step = make_step(seq_lens=[1, 9, 14], query_lens=[1, 1, 5], heads=2, group=3, window=window)
+    sinks = np.array([-3.0, 0.0, 1.0, 2.5, 7.0, -40.0], np.float32)
+    check(step, implementation, window=window, sinks=sinks)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

@@ -9,6 +9,7 @@ import pytest
 
 from pallas_kernels import operations, paged_attention, write_kv
 from pallas_kernels.operations import IMPLEMENTATIONS, choose_implementation
+from pallas_kernels.settings import AttentionSettings
 from tests.pallas_kernels.cases import make_step
 
 
@@ -16,15 +17,18 @@ def arguments(step):
     return {"layout": step.layout, "layer_slot": step.layer_slot, "layer_slots": step.layer_slots}
 
 
+def choose(step, name=None, **rest):
+    return choose_implementation(AttentionSettings(**arguments(step), **rest), step.table, name)
+
+
 def test_an_unknown_implementation_is_refused_with_the_known_names():
     step = make_step(seq_lens=[3], query_lens=[1])
     with pytest.raises(ValueError, match="unknown implementation 'cuda', known: reference, xla, pallas_tpu"):
-        choose_implementation(step.layout, step.table, "cuda")
+        choose(step, "cuda")
 
 
 def test_a_cpu_takes_xla():
-    step = make_step(seq_lens=[3], query_lens=[1])
-    assert choose_implementation(step.layout, step.table) is IMPLEMENTATIONS["xla"]
+    assert choose(make_step(seq_lens=[3], query_lens=[1])) is IMPLEMENTATIONS["xla"]
 
 
 @pytest.mark.parametrize(
@@ -38,13 +42,13 @@ def test_a_cpu_takes_xla():
 def test_a_shape_that_pallas_does_not_serve(change, reason, monkeypatch, caplog):
     step = make_step(**({"seq_lens": [3], "query_lens": [1], "head_size": 128, "block_size": 8} | change))
     with pytest.raises(ValueError, match=reason):
-        choose_implementation(step.layout, step.table, "pallas_tpu")
+        choose(step, "pallas_tpu")
 
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     monkeypatch.setattr(operations, "_already_said", set())
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
-            assert choose_implementation(step.layout, step.table) is IMPLEMENTATIONS["xla"]
+            assert choose(step) is IMPLEMENTATIONS["xla"]
     assert len(caplog.messages) == 1
     assert reason in caplog.messages[0]
 
@@ -52,7 +56,7 @@ def test_a_shape_that_pallas_does_not_serve(change, reason, monkeypatch, caplog)
 def test_a_tpu_takes_pallas_where_it_serves(monkeypatch):
     step = make_step(seq_lens=[3], query_lens=[1], head_size=128, block_size=8)
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    assert choose_implementation(step.layout, step.table) is IMPLEMENTATIONS["pallas_tpu"]
+    assert choose(step) is IMPLEMENTATIONS["pallas_tpu"]
 
 
 def test_shapes_that_disagree_are_refused():
@@ -71,6 +75,12 @@ def test_shapes_that_disagree_are_refused():
         ({"layer_slot": 3}, r"layer_slot must be in \[0, 3\), got 3"),
         ({"layer_slots": 0}, "layer_slots must be at least 1, got 0"),
         ({"sliding_window": 0}, "sliding_window must be at least 1, got 0"),
+        ({"attention_chunk_size": -4}, "attention_chunk_size must be at least 1, got -4"),
+        (
+            {"attention_chunk_size": 4, "sliding_window": 8},
+            "not both: sliding_window=8, attention_chunk_size=4",
+        ),
+        ({"sinks": np.zeros(3)}, r"sinks must be \[4\], got \[3\]"),
         ({"softcap": -1.0}, "softcap must be above 0, got -1.0"),
     ],
 )
