@@ -1,16 +1,21 @@
 """Every model family there is, found by the architecture's name in a checkpoint."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax.numpy as jnp
 
 from jaxkv.specs import KVCacheSpec
-from models import gemma3, gemma3_names
+from models import gemma3, gemma3_names, jamba, jamba_names
 from models.causal_lm import CausalLM
 from models.checkpoint import NameMap
 from models.gemma3_config import Gemma3Config
+from models.jamba_config import JambaConfig
+
+
+def _no_gguf(metadata: Mapping[str, Any]) -> Any:
+    raise ValueError(f"GGUF files of {metadata.get('general.architecture')!r} cannot be read")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +23,7 @@ class ModelFamily:
     """What it takes to read and run one kind of model.
 
     architectures: names under "architectures" in config.json.
-    gguf_architectures: values of "general.architecture" in GGUF files.
+    gguf_architectures: values of "general.architecture" in GGUF files; none: they are not read.
     config_from_hf, config_from_gguf: config.json or GGUF metadata to a config; ValueError where it is not
     right.
     make_model: a config and a dtype to a model, its weights zero.
@@ -29,13 +34,13 @@ class ModelFamily:
 
     name: str
     architectures: tuple[str, ...]
-    gguf_architectures: tuple[str, ...]
     config_from_hf: Callable[[Mapping[str, Any]], Any]
-    config_from_gguf: Callable[[Mapping[str, Any]], Any]
     make_model: Callable[[Any, jnp.dtype], CausalLM]
     cache_specs: Callable[[Any, int, str], dict[str, KVCacheSpec]]
     hf_names: NameMap
-    gguf_names: NameMap
+    gguf_architectures: tuple[str, ...] = ()
+    config_from_gguf: Callable[[Mapping[str, Any]], Any] = _no_gguf
+    gguf_names: NameMap = field(default_factory=dict)
     hf_text_prefixes: tuple[str, ...] = ()
 
 
@@ -51,6 +56,14 @@ FAMILIES = (
         hf_names=gemma3_names.HF_NAMES,
         gguf_names=gemma3_names.GGUF_NAMES,
         hf_text_prefixes=gemma3_names.HF_TEXT_PREFIXES,
+    ),
+    ModelFamily(
+        name="jamba",
+        architectures=("JambaForCausalLM",),
+        config_from_hf=JambaConfig.from_hf,
+        make_model=jamba.JambaForCausalLM,
+        cache_specs=jamba.cache_specs,
+        hf_names=jamba_names.HF_NAMES,
     ),
 )
 
