@@ -235,14 +235,30 @@ class KVCacheManager:
         return Allocation(row, taken)
 
     def allocate_decodes(
-        self, rows: NDArray[np.integer], num_tokens_after: NDArray[np.integer]
+        self,
+        rows: NDArray[np.integer],
+        num_tokens_after: NDArray[np.integer],
+        *,
+        num_lookahead_tokens: int = 0,
     ) -> DecodeAllocation:
         """One more token for each of int[n] different rows, which then have int[n] `num_tokens_after` tokens.
 
         Equal to `allocate_slots` row by row, in order, up to the first row that does not fit: the rows before
         it are done, it and the later ones keep what they had. Looks only at rows that need a block.
+        Raises JaxkvError, and changes nothing, for rows without a request, for more or less than one token,
+        and beyond max_model_len.
         """
-        return allocate_decodes(self, rows, num_tokens_after)
+        return allocate_decodes(self, rows, num_tokens_after, num_lookahead_tokens)
+
+    def rewind(self, rows: NDArray[np.integer], num_tokens: NDArray[np.integer]) -> None:
+        """The last step of int[n] rows computed drafts that turned out wrong: only int[n] `num_tokens` stand.
+
+        The slots stay with the rows and are written over by what comes next; the step's state must then be
+        the one after `num_tokens` tokens. To be called before the request knows the right tokens. Raises
+        JaxkvError, and changes nothing, unless every row's last step ran from below `num_tokens` to at least
+        `num_tokens`.
+        """
+        self.upkeep.rewind(np.asarray(rows, np.intp), np.asarray(num_tokens, np.int64))
 
     def count_decodes(
         self, rows: NDArray[np.integer], num_tokens_after: NDArray[np.integer], num_steps: int
@@ -250,7 +266,8 @@ class KVCacheManager:
         """The last of `num_steps` steps in each of which `allocate_decodes` found room for all rows."""
         self.clock.step += num_steps
         self.copies.release_sources()
-        allocate_decodes(self, rows, num_tokens_after)
+        self.rows.position[rows] = num_tokens_after - 1
+        allocate_decodes(self, rows, num_tokens_after, 0)
 
     def _free_in(self, parts: Sequence[HitPart]) -> int:
         """Ids of the parts' units that nobody holds: they count as free until they are held."""

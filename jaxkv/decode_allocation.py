@@ -22,7 +22,10 @@ class DecodeAllocation(NamedTuple):
 
 
 def allocate_decodes(
-    cache: "KVCacheManager", rows: NDArray[np.integer], num_tokens_after: NDArray[np.integer]
+    cache: "KVCacheManager",
+    rows: NDArray[np.integer],
+    num_tokens_after: NDArray[np.integer],
+    num_lookahead_tokens: int,
 ) -> DecodeAllocation:
     """See KVCacheManager.allocate_decodes."""
     after = np.asarray(num_tokens_after, np.int64)
@@ -31,25 +34,27 @@ def allocate_decodes(
     if not len(rows):
         return DecodeAllocation(0, 0)
     rows = np.asarray(rows, np.intp)
-    capacity = cache.rows.capacity
+    capacity, position = cache.rows.capacity, cache.rows.position
     # Seen without their sign, negative rows are too large as well.
     if int(rows.view(np.uintp).max()) >= len(capacity):
         raise JaxkvError(
             f"rows {rows.min()} to {rows.max()} are not all in the table of {len(capacity)} rows"
         )
-    (due,) = (after > capacity[rows]).nonzero()
+    wrong = after != position[rows] + 1
+    if wrong.any():
+        _refuse(cache, int(rows[wrong][0]), int(after[wrong][0]))
+    slots = after
+    if num_lookahead_tokens:
+        slots = np.minimum(after + num_lookahead_tokens, np.maximum(after, cache.plan.max_model_len))
+    (due,) = (slots > capacity[rows]).nonzero()
     done = len(rows)
     if len(due):
-        # A row without a request has no capacity, so it is among these.
-        unused = rows[due][cache.rows.position[rows[due]] == 0]
-        if len(unused):
-            raise JaxkvError(f"row {unused[0]} holds no request")
         if len(set(rows[due].tolist())) < len(due):
             raise JaxkvError(f"a row stands twice among the {len(rows)} rows: each gets one token")
         most = int(after[due].max())
         if most > cache.plan.max_model_len:
             raise JaxkvError(f"{most} tokens are more than the maximum of {cache.plan.max_model_len}")
-        fitting = _give_blocks(cache, rows, after, due)
+        fitting = _give_blocks(cache, rows, after, slots, due)
         if fitting < len(due):
             done = int(due[fitting])
         due = due[:fitting]
@@ -57,16 +62,27 @@ def allocate_decodes(
     return DecodeAllocation(done, len(due))
 
 
+def _refuse(cache: "KVCacheManager", row: int, after: int) -> None:
+    position = int(cache.rows.position[row])
+    if not position:
+        raise JaxkvError(f"row {row} holds no request")
+    raise JaxkvError(f"row {row} has room for {position} tokens and gets one more: it cannot have {after}")
+
+
 def _give_blocks(
-    cache: "KVCacheManager", rows: NDArray[np.intp], after: NDArray[np.int64], due: NDArray[np.intp]
+    cache: "KVCacheManager",
+    rows: NDArray[np.intp],
+    after: NDArray[np.int64],
+    slots: NDArray[np.int64],
+    due: NDArray[np.intp],
 ) -> int:
     """Blocks for the leading ones of the rows at indices `due`, as many as fit; returns their number."""
-    due_rows, due_after = rows[due], after[due]
+    due_rows, due_after, due_slots = rows[due], after[due], slots[due]
     # What the rows completed is cached before anything of it is let go of.
     cache.upkeep.cache_rows(due_rows)
     for manager in cache.managers:
         manager.release_rows(due_rows, due_after - 1)
-    needed = [manager.needed_rows(due_rows, due_after) for manager in cache.managers]
+    needed = [manager.needed_rows(due_rows, due_after, due_slots) for manager in cache.managers]
     blocks = sum(n * manager.width for n, manager in zip(needed, cache.managers, strict=True))
     running_sum = np.cumsum(blocks)
     if int(running_sum[-1]) > cache.pool.num_free:

@@ -8,6 +8,7 @@ back.
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkv.errors import JaxkvError
 from jaxkv.hashing import BlockHasher
 from jaxkv.managers import NEVER, Filled, Manager, StepClock
 from jaxkv.rows import CacheRows
@@ -47,6 +48,21 @@ class Upkeep:
         self._has_lazy_rows = self._may_have_to_cache = True
         if len(visited):
             self._rows.refresh(visited)
+
+    def rewind(self, rows: NDArray[np.intp], num_tokens: NDArray[np.int64]) -> None:
+        """What the rows' last step computed after their first `num_tokens` tokens does not stand."""
+        if len(rows) != len(num_tokens):
+            raise JaxkvError(f"{len(rows)} rows need as many token counts, not {len(num_tokens)}")
+        computed, position = self._rows.computed[rows], self._rows.position[rows]
+        wrong = (num_tokens <= computed) | (num_tokens > position)
+        if wrong.any():
+            index = int(wrong.argmax())
+            raise JaxkvError(
+                f"the last step of row {rows[index]} ran from {computed[index]} to {position[index]} tokens: it "
+                f"cannot be taken back to {num_tokens[index]}"
+            )
+        self._rows.position[rows] = num_tokens
+        self._may_have_to_cache = True
 
     # Caching
 

@@ -28,7 +28,7 @@ def decode_step_microseconds(plan: CachePlan) -> float:
     manager = KVCacheManager(roomy, max_num_seqs=NUM_REQUESTS)
     requests = [_prefilled(manager, roomy, number) for number in range(NUM_REQUESTS)]
     rows = np.array([manager.row_of(request.request_id) for request in requests], np.int32)
-    after = np.full(NUM_REQUESTS, PROMPT_TOKENS, np.int64)
+    after = np.full(NUM_REQUESTS, PROMPT_TOKENS + 1, np.int64)
     rounds = []
     for _ in range(ROUNDS):
         spent = 0.0

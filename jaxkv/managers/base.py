@@ -300,8 +300,10 @@ class Manager(ABC):
         """`release_skipped` for many rows."""
 
     @abstractmethod
-    def needed_rows(self, rows: NDArray[np.intp], after: NDArray[np.int64]) -> NDArray[np.int64]:
-        """int64[n]: new units each row takes to reach `after` tokens."""
+    def needed_rows(
+        self, rows: NDArray[np.intp], after: NDArray[np.int64], slots: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """int64[n]: new units each row takes to reach `after` tokens, with room for `slots`."""
 
     @abstractmethod
     def extend_rows(

@@ -273,7 +273,9 @@ class MambaManager(Manager):
         for row in self._checkpoints.keys() & set(rows.tolist()):
             self.release_skipped(row, int(computed[rows == row][0]))
 
-    def needed_rows(self, rows: NDArray[np.intp], after: NDArray[np.int64]) -> NDArray[np.int64]:
+    def needed_rows(
+        self, rows: NDArray[np.intp], after: NDArray[np.int64], slots: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         return (after > self.limit[rows]).astype(np.int64)
 
     def extend_rows(

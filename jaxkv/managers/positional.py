@@ -270,9 +270,11 @@ class PositionalManager(Manager):
         self.count[rows[behind]] -= excess[behind]
         self._let_go(np.concatenate(freed))
 
-    def needed_rows(self, rows: NDArray[np.intp], after: NDArray[np.int64]) -> NDArray[np.int64]:
+    def needed_rows(
+        self, rows: NDArray[np.intp], after: NDArray[np.int64], slots: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         held = self.first_block[rows] + self.count[rows]
-        return np.maximum(-(-after // self.block_size) - held, 0)
+        return np.maximum(-(-slots // self.block_size) - held, 0)
 
     def extend_rows(
         self, rows: NDArray[np.intp], num_units: NDArray[np.int64], after: NDArray[np.int64]

@@ -1,6 +1,7 @@
 """From hashes to cached units, for one manager."""
 
 import contextlib
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -109,7 +110,7 @@ class PrefixIndex:
 
 
 def _without_none(
-    hashes: list[bytes | None], leaders: NDArray[np.integer]
+    hashes: Sequence[bytes | None], leaders: NDArray[np.integer]
 ) -> tuple[list[bytes], NDArray[np.integer]]:
     kept = [block_hash for block_hash in hashes if block_hash is not None]
     if len(kept) == len(hashes):

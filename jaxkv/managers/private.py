@@ -90,7 +90,9 @@ class PrivateManager(Manager):
     def release_rows(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:
         """Nothing is let go of before the request ends."""
 
-    def needed_rows(self, rows: NDArray[np.intp], after: NDArray[np.int64]) -> NDArray[np.int64]:
+    def needed_rows(
+        self, rows: NDArray[np.intp], after: NDArray[np.int64], slots: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
         return np.zeros(len(rows), np.int64)
 
     def extend_rows(

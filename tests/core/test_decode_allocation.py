@@ -127,7 +127,11 @@ def test_bad_batches_are_refused() -> None:
     driver.run(seq(1, 10))
     with pytest.raises(JaxkvError, match="1 rows need as many token counts, not 2"):
         driver.cache.allocate_decodes(np.array([0]), np.array([11, 12]))
+    with pytest.raises(JaxkvError, match="row 0 has room for 10 tokens and gets one more: it cannot have 13"):
+        driver.cache.allocate_decodes(np.array([0]), np.array([13]))
+    full_row = Driver(make_cache([full()], max_model_len=20))
+    full_row.run(seq(1, 20))
     with pytest.raises(JaxkvError, match=r"21 tokens.*20"):
-        driver.cache.allocate_decodes(np.array([0]), np.array([21]))
+        full_row.cache.allocate_decodes(np.array([0]), np.array([21]))
     empty: dict[str, Any] = driver.cache.allocate_decodes(np.array([], int), np.array([], int))._asdict()
     assert empty == {"num_done": 0, "num_visited": 0}
