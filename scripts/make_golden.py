@@ -1,12 +1,13 @@
-"""Makes tests/golden/: what transformers' Gemma3ForCausalLM answers, in float32.
+"""Makes tests/golden/: what transformers' models answer, in float32.
 
     python scripts/make_golden.py --gguf gemma-3-270m-q4_k_m.gguf    # writes gemma3_270m.npz and
                                                                      # gemma3_tokens.json
-    python scripts/make_golden.py --tiny DIR                         # writes gemma3_tiny.npz
+    python scripts/make_golden.py --tiny jamba lfm3                  # writes jamba_tiny.npz, lfm3_tiny.npz
 
-Needs torch, transformers and gguf, which the tests do not. transformers reads the same file with its own name
-map, so the comparison covers ours. Every greedy token is confirmed by one pass over the whole sequence. DIR
-is written by scripts/make_tiny_checkpoint.py with its default seed and layers.
+Needs torch, transformers (5.24 knows all families) and gguf, which the tests do not. transformers reads the
+same file with its own name map, so the comparison covers ours; a tensor that it misses or does not know stops
+the script. Every greedy token is the best of one pass over the whole sequence, without a cache. Tiny models
+are those of scripts/make_tiny_checkpoint.py with its default seed and layers.
 
 Each file holds for prompt i: `tokens_i` (prompt and answer), `num_prompt_i`, `positions_i` (whose next-token
 logits were kept), `top_ids_i` and `top_logits_i` (the largest of each), `some_logits_i` (every `stride`-th
@@ -15,6 +16,9 @@ token's), and `log_sum_i` (log of the sum of exponentials of the whole row, so t
 
 import argparse
 import json
+import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,10 +29,16 @@ from transformers import (  # pyright: ignore[reportMissingImports]
     PreTrainedTokenizerBase,
 )
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from scripts.make_tiny_checkpoint import write_checkpoint  # noqa: E402
+from scripts.tiny_models import MODELS  # noqa: E402
+
 GOLDEN = ROOT / "tests" / "golden"
 NUM_GREEDY = 32
 SHORT_PROMPT, LONG_PROMPT = 64, 1500
+TINY_PROMPTS, TINY_NUM_GREEDY, TINY_STRIDE = (1, 20, 77, 300), 16, 2
 TOP = 16
 PROMPT_ROWS = 9
 
@@ -130,33 +140,61 @@ def logits_of(model: torch.nn.Module, tokens: list[int]) -> np.ndarray:
     """Next-token logits float32[len(tokens), V].
 
     Gemma 3's module does not hand its attention the softcap of its configuration (published models have
-    none), though
-    the attention function knows it: given here.
+    none), though the attention function knows it: given here.
     """
-    softcap = model.config.attn_logit_softcapping
+    softcap = getattr(model.config, "attn_logit_softcapping", None)
     options = {} if softcap is None else {"softcap": softcap}
     return model(torch.tensor([tokens]), use_cache=False, **options).logits[0].float().numpy()
 
 
-def answer(model: torch.nn.Module, prompt: list[int], stride: int) -> dict[str, np.ndarray]:
-    """The arrays of one prompt, named without its number."""
+def greedy(model: torch.nn.Module, prompt: list[int], num_tokens: int) -> list[int]:
+    """The prompt and its answer, a pass over everything for each token."""
+    tokens = list(prompt)
+    for _ in range(num_tokens):
+        tokens.append(int(logits_of(model, tokens)[-1].argmax()))
+    return tokens
+
+
+def greedy_with_cache(model: torch.nn.Module, prompt: list[int], num_tokens: int) -> list[int]:
+    """The same, token by token, and confirmed by one pass over everything."""
     model.generation_config.eos_token_id = None  # the answer goes on to its full length
-    tokens = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=NUM_GREEDY)[0].tolist()
-    logits = logits_of(model, tokens)
-    if logits[len(prompt) - 1 : -1].argmax(axis=-1).tolist() != tokens[len(prompt) :]:
+    tokens = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=num_tokens)[0].tolist()
+    best = logits_of(model, tokens)[len(prompt) - 1 : -1].argmax(axis=-1)
+    if best.tolist() != tokens[len(prompt) :]:
         raise SystemExit("the tokens generated with a cache are not the best ones without it")
-    spread = np.linspace(0, len(prompt) - 1, PROMPT_ROWS).astype(np.int32)
+    return tokens
+
+
+@torch.inference_mode()
+def smallest_routing_lead(model: torch.nn.Module, tokens: list[int]) -> float:
+    """By how much the last expert chosen leads the first one not chosen, in logits; infinite without
+    experts."""
+    if not hasattr(model.config, "num_experts_per_tok"):
+        return float("inf")
+    output = model(torch.tensor([tokens]), use_cache=False, output_router_logits=True)
+    chosen = model.config.num_experts_per_tok
+    ranked = (logits.sort(dim=-1, descending=True).values for logits in output.router_logits)
+    return min(float((logits[:, chosen - 1] - logits[:, chosen]).min()) for logits in ranked)
+
+
+def answer(model: torch.nn.Module, tokens: list[int], num_prompt: int, stride: int) -> dict[str, np.ndarray]:
+    """The arrays of one prompt and its answer, named without its number."""
+    logits = logits_of(model, tokens)
+    spread = np.linspace(0, num_prompt - 1, PROMPT_ROWS).astype(np.int32)
     positions = np.unique(
-        np.concatenate([spread, np.arange(len(prompt) - 1, len(tokens) - 1, dtype=np.int32)])
+        np.concatenate([spread, np.arange(num_prompt - 1, len(tokens) - 1, dtype=np.int32)])
     )
     rows = logits[positions]
     top_ids = np.argsort(-rows, axis=-1)[:, :TOP]
     top = np.take_along_axis(rows, top_ids, axis=-1)
-    lead = (top[:, 0] - top[:, 1])[positions >= len(prompt) - 1]
-    print(f"{len(prompt)} tokens; smallest lead of a greedy token {lead.min():.4f}")
+    lead = (top[:, 0] - top[:, 1])[positions >= num_prompt - 1]
+    print(
+        f"{num_prompt} tokens; smallest lead of a greedy token {lead.min():.4f}, "
+        f"of an expert {smallest_routing_lead(model, tokens):.6f}"
+    )
     return {
         "tokens": np.asarray(tokens, np.int32),
-        "num_prompt": np.asarray(len(prompt), np.int32),
+        "num_prompt": np.asarray(num_prompt, np.int32),
         "positions": positions,
         "top_ids": top_ids.astype(np.int32),
         "top_logits": top,
@@ -165,10 +203,18 @@ def answer(model: torch.nn.Module, prompt: list[int], stride: int) -> dict[str, 
     }
 
 
-def save(name: str, model: torch.nn.Module, prompts: list[list[int]], stride: int) -> None:
-    arrays = {"stride": np.asarray(stride, np.int32), "num_prompts": np.asarray(len(prompts), np.int32)}
-    for index, prompt in enumerate(prompts):
-        arrays |= {f"{key}_{index}": value for key, value in answer(model, prompt, stride).items()}
+def save(
+    name: str,
+    model: torch.nn.Module,
+    answers: Sequence[list[int]],
+    num_prompts: Sequence[int],
+    stride: int,
+) -> None:
+    """`answers`: prompts with their answers; `num_prompts`: how many tokens of each are the prompt."""
+    arrays = {"stride": np.asarray(stride, np.int32), "num_prompts": np.asarray(len(answers), np.int32)}
+    for index, (tokens, num_prompt) in enumerate(zip(answers, num_prompts, strict=True)):
+        made = answer(model, tokens, num_prompt, stride)
+        arrays |= {f"{key}_{index}": value for key, value in made.items()}
     GOLDEN.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(GOLDEN / name, allow_pickle=False, **arrays)
 
@@ -202,25 +248,31 @@ def from_gguf(path: Path) -> None:
         if len(ids) < length:
             raise SystemExit(f"a text of {len(ids)} tokens is too short for a prompt of {length}")
         prompts.append(ids[:length])
-    save("gemma3_270m.npz", model, prompts, stride=512)
+    answers = [greedy_with_cache(model, prompt, NUM_GREEDY) for prompt in prompts]
+    save("gemma3_270m.npz", model, answers, lengths, stride=512)
 
 
-def from_tiny(folder: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    ).eval()
+def from_tiny(name: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write_checkpoint(name, Path(folder))
+        model, loading = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
+        )
+    if any(loading.values()):
+        raise SystemExit(f"transformers reads the tensors of {name} otherwise: {loading}")
     rng = np.random.default_rng(1)
-    prompts = [rng.integers(0, model.config.vocab_size, n).tolist() for n in (1, 7, 40, 100)]
-    save("gemma3_tiny.npz", model, prompts, stride=1)
+    prompts = [rng.integers(0, model.config.vocab_size, n).tolist() for n in TINY_PROMPTS]
+    answers = [greedy(model.eval(), prompt, TINY_NUM_GREEDY) for prompt in prompts]
+    save(f"{name.replace('-', '_')}_tiny.npz", model, answers, TINY_PROMPTS, stride=TINY_STRIDE)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Make the golden files.")
     parser.add_argument("--gguf", type=Path, metavar="FILE")
-    parser.add_argument("--tiny", type=Path, metavar="DIR")
+    parser.add_argument("--tiny", nargs="+", choices=sorted(MODELS), metavar="MODEL", default=[])
     args = parser.parse_args()
-    if args.tiny is not None:
-        from_tiny(args.tiny)
+    for name in args.tiny:
+        from_tiny(name)
     if args.gguf is not None:
         from_gguf(args.gguf)
 

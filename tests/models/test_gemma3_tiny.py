@@ -21,7 +21,7 @@ def make_runner(loaded: LoadedModel) -> PagedRunner:
         loaded.cache_specs(4),
         num_sequences=len(ANSWERS),
         max_len=max(len(answer.tokens) for answer in ANSWERS),
-        token_buckets=(32, 132),
+        token_buckets=(32, 320),
     )
 
 
