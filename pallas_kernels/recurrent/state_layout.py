@@ -152,7 +152,7 @@ class StateLayout:
 
     def words_of(self, part: int, stored: jax.Array) -> jax.Array:
         """Words `uint32[..., count]` of a part `[..., blocks, size, lanes]`, rounded to its dtype."""
-        flat = stored.reshape(*stored.shape[:-3], -1)
+        flat = stored.reshape(*stored.shape[:-3], prod(self.shapes[part]))
         if self.dtypes[part] == "float32":
             return lax.bitcast_convert_type(flat.astype(jnp.float32), jnp.uint32)
         bits = lax.bitcast_convert_type(flat.astype(jnp.bfloat16), jnp.uint16).astype(jnp.uint32)

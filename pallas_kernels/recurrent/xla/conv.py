@@ -39,7 +39,9 @@ class ConvForm(NamedTuple):
         window = jnp.concatenate([state, chunk.inputs], axis=0)
         length, kernel = chunk.inputs.shape[0], self.weight.shape[0]
         total = sum(window[tap : tap + length] * self.weight[tap] for tap in range(kernel))
-        return lax.dynamic_slice_in_dim(window, chunk.count, kernel - 1), self._finish(jnp.asarray(total))
+        return lax.dynamic_slice_in_dim(window, chunk.num_tokens, kernel - 1), self._finish(
+            jnp.asarray(total)
+        )
 
     def close_state(self, state: jax.Array) -> jax.Array:
         return state[None]

@@ -6,10 +6,10 @@ import jax
 
 
 class Chunk(NamedTuple):
-    """The first `count` of a chunk's rows are its tokens (`valid bool[L]`). Others hold anything."""
+    """The first `num_tokens` of a chunk's rows are its tokens (`valid bool[L]`). Others hold anything."""
 
     inputs: Any
-    count: jax.Array
+    num_tokens: jax.Array
     valid: jax.Array
 
 
@@ -20,8 +20,11 @@ class Form(Protocol):
     length: tokens of a chunk. out_shape: of one token.
     """
 
-    length: int
-    out_shape: tuple[int, ...]
+    @property
+    def length(self) -> int: ...
+
+    @property
+    def out_shape(self) -> tuple[int, ...]: ...
 
     def step(self, stored: jax.Array, inputs: Any) -> tuple[jax.Array, jax.Array]:
         """The state after one token, and the token's output."""

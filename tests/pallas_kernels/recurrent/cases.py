@@ -181,8 +181,8 @@ def delta(
 
     def run(tokens, weights, pages, batch, table, **place):
         del weights
-        values = (tokens[name] for name in ("q", "k", "v", "g", "beta"))
-        return gated_delta_rule(*values, pages, batch, table, scale=scale, l2norm_eps=eps, **place)
+        q, k, v, g, beta = (tokens[name] for name in ("q", "k", "v", "g", "beta"))
+        return gated_delta_rule(q, k, v, g, beta, pages, batch, table, scale=scale, l2norm_eps=eps, **place)
 
     return Operation(
         name="delta",
