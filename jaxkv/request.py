@@ -19,6 +19,7 @@ from jaxkv.hashing import BlockHasher
 from jaxkv.specs import check_int
 
 if TYPE_CHECKING:
+    from jaxkv.hits import PrefixHit
     from jaxkv.request_table import RequestTable
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -66,6 +67,18 @@ class MultimodalInput:
         check_int("length of a multimodal input", self.length, 1)
 
 
+@dataclass(frozen=True, kw_only=True)
+class EncoderInput:
+    """What an encoder reads for a request: `length` tokens of its output, of the content `identifier`."""
+
+    identifier: str
+    length: int
+
+    def __post_init__(self) -> None:
+        _check_text("identifier of an encoder input", self.identifier)
+        check_int("length of an encoder input", self.length, 1)
+
+
 def _check_text(name: str, value: str) -> None:
     """JaxkvError unless `value` is a string that can be encoded: the hashes are made of its bytes."""
     if not isinstance(value, str):
@@ -102,13 +115,16 @@ class Request:
     max_tokens: None means as many as the model allows. end_token_ids: tokens that end the answer.
     arrival: sort key of the waiting queue (a time, a step...); None: the order of `add_request`.
     priority: lower is served first, before arrival is looked at.
+    encoder_input: what layers of cross attention read. It shapes every cache entry of the decoder, so it counts
+    as one more multimodal input, at the first token.
     cache_salt, lora_name, multimodal_inputs: requests share cached blocks only where all of these agree.
     Raises JaxkvError for what no step could serve, so that a bad request never gets as far as a queue.
 
     max_total_tokens: prompt and answer together; a scheduler lowers it to the model's maximum.
     num_preemptions counts how often the request lost its blocks. num_cached_tokens is the hit of its first
     admission, None before that; num_cached_tokens_on_resume sums the hits of admissions after a preemption.
-    num_external_tokens: how many of these a connector brought.
+    num_external_tokens: how many of these a connector brought. prefix_hit: what its first admission found in
+    the cache, None before that.
     """
 
     def __init__(
@@ -123,6 +139,7 @@ class Request:
         cache_salt: str | None = None,
         lora_name: str | None = None,
         multimodal_inputs: Sequence[MultimodalInput] = (),
+        encoder_input: EncoderInput | None = None,
     ) -> None:
         _check_text("request_id", request_id)
         self._tokens = as_token_ids(prompt_token_ids)
@@ -153,11 +170,19 @@ class Request:
         self.cache_salt = cache_salt
         self.lora_name = lora_name
         self.multimodal_inputs = tuple(multimodal_inputs)
+        self.num_encoder_tokens = 0
+        if encoder_input is not None:
+            self.num_encoder_tokens = encoder_input.length
+            read_by_all = MultimodalInput(
+                identifier=f"encoder:{encoder_input.identifier}", offset=0, length=1
+            )
+            self.multimodal_inputs += (read_by_all,)
         self.status = RequestStatus.WAITING
         self.num_preemptions = 0
         self.num_cached_tokens: int | None = None
         self.num_cached_tokens_on_resume = 0
         self.num_external_tokens = 0
+        self.prefix_hit: PrefixHit | None = None
         self._num_tokens = len(self._tokens)
         self._num_computed_tokens = 0
         self._block_hashes: list[bytes] = []

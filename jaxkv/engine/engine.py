@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 from jaxkv.cache_manager import KVCacheManager
 from jaxkv.engine.answer_text import AnswerText, TokenDecoder
 from jaxkv.engine.metrics import EngineMetrics
-from jaxkv.engine.outputs import RequestDelta, RequestMetrics, RequestOutput, TokenLogprobs
+from jaxkv.engine.outputs import CacheHit, RequestDelta, RequestMetrics, RequestOutput, TokenLogprobs
 from jaxkv.engine.runner import ModelRunner, StartedStep, StepLogprobs
 from jaxkv.engine.sampling_params import SamplingParams
 from jaxkv.engine.sampling_table import SamplingTable
+from jaxkv.hits import PrefixHit
 from jaxkv.request import FinishReason, Request
 from jaxkv.scheduling.output import StepResult
 from jaxkv.scheduling.scheduler import Scheduler
@@ -174,6 +175,7 @@ class Engine:
             token_ids=tuple(request.output_token_ids.tolist()),
             finish_reason=reason,
             num_cached_tokens=request.num_cached_tokens or 0,
+            cache_hit=None if request.prefix_hit is None else self._cache_hit(request.prefix_hit),
             logprobs=None if live.params.logprobs is None else tuple(live.logprobs),
             metrics=RequestMetrics(
                 time_to_first_token=first,
@@ -182,6 +184,15 @@ class Engine:
             ),
         )
         return RequestDelta(request_id=request.request_id, text=text, token_ids=token_ids, output=output)
+
+    def _cache_hit(self, hit: PrefixHit) -> CacheHit:
+        group = hit.limited_by
+        return CacheHit(
+            tokens_by_group=hit.tokens_by_group,
+            limited_by=group,
+            limited_by_kind=None if group is None else self.scheduler.plan.groups[group].spec.kind,
+            lost_tokens=hit.lost_tokens,
+        )
 
 
 def _wanted_logprobs(

@@ -30,11 +30,27 @@ class RequestMetrics:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CacheHit:
+    """What a prompt found in the cache, and why it was not more.
+
+    tokens_by_group: prompt tokens that each group of layers could have served by itself. limited_by: the
+    group (of `LLM.plan.groups`) that made the hit shorter than another group could serve, and limited_by_kind
+    the kind of its layers; None where all could serve the same. lost_tokens: by how much.
+    """
+
+    tokens_by_group: tuple[int, ...]
+    limited_by: int | None
+    limited_by_kind: str | None
+    lost_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class RequestOutput:
     """A finished request (or an aborted one, with what it had).
 
     text: the generated text; a stop string and what follows it are cut off. token_ids: every generated token,
     the end token included. num_cached_tokens: prompt tokens that were found in the cache and not computed.
+    cache_hit: how that came about; None for a request that never began.
     """
 
     request_id: str
@@ -44,6 +60,7 @@ class RequestOutput:
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     num_cached_tokens: int
+    cache_hit: CacheHit | None
     logprobs: tuple[TokenLogprobs, ...] | None
     metrics: RequestMetrics
 

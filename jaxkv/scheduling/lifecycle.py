@@ -18,6 +18,7 @@ from jaxkv.scheduling.waiting import ServiceKey, WaitingQueue
 
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
+    from jaxkv.hits import PrefixHit
 
 
 class _DeferredFree(NamedTuple):
@@ -33,9 +34,7 @@ class Lifecycle:
     settled_step: number of the last step whose results are in.
     """
 
-    def __init__(
-        self, cache_manager: "KVCacheManager", transfers: Transfers, table: RequestTable
-    ) -> None:
+    def __init__(self, cache_manager: "KVCacheManager", transfers: Transfers, table: RequestTable) -> None:
         self.cache_manager = cache_manager
         self._transfers = transfers
         self.table = table
@@ -93,7 +92,7 @@ class Lifecycle:
         self._requests[request.request_id] = request
         self.waiting.add(request, key)
 
-    def admit(self, request: Request, num_local_tokens: int, num_external_tokens: int = 0) -> int:
+    def admit(self, request: Request, hit: "PrefixHit", num_external_tokens: int = 0) -> int:
         """Moves a request that has just been given blocks from the queue to its row, which is returned.
 
         It starts with the tokens of its hit and those of a connector; while the latter are on their way it
@@ -101,9 +100,9 @@ class Lifecycle:
         """
         key = self._keys[request.request_id]
         self.waiting.remove(key)
-        computed = num_local_tokens + num_external_tokens
+        computed = hit.num_tokens + num_external_tokens
         if request.num_cached_tokens is None:
-            request.num_cached_tokens = computed
+            request.num_cached_tokens, request.prefix_hit = computed, hit
             self.num_prompt_tokens += request.num_prompt_tokens
         else:
             request.num_cached_tokens_on_resume += computed

@@ -12,6 +12,7 @@ from jaxkv.scheduling.chunks import chunk_end
 from jaxkv.scheduling.config import SchedulerConfig
 from jaxkv.scheduling.lifecycle import Lifecycle
 from jaxkv.scheduling.transfers import Transfers
+from jaxkv.specs import MambaSpec
 
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
@@ -65,6 +66,15 @@ class StepBuilder:
         self._table = lifecycle.table
         self._admission = admission
         self._transfers = transfers
+        # States that every recurrent group can leave inside a chunk.
+        self._num_inside = min(
+            (
+                group.spec.num_prefill_checkpoint_blocks
+                for group in cache_manager.plan.groups
+                if isinstance(group.spec, MambaSpec)
+            ),
+            default=0,
+        )
         self._refused: tuple[object, ...] | None = None
 
     def build(self) -> StepDraft:
@@ -147,7 +157,7 @@ class StepBuilder:
         if threshold and len(self._life) > 1:
             limit = min(limit, start + threshold)
         keep = self._kv.checkpoint_positions(request, hit)
-        return chunk_end(start, limit, end, self._kv.chunk_alignment, keep) - start
+        return chunk_end(start, limit, end, self._kv.chunk_alignment, keep, self._num_inside) - start
 
     # Waiting requests
 
@@ -199,7 +209,7 @@ class StepBuilder:
         if allocation is None:
             return False
         self._transfers.load(request, hit, match)
-        row = self._life.admit(request, hit.num_tokens, match.num_tokens)
+        row = self._life.admit(request, hit, match.num_tokens)
         draft.admitted.append(request.request_id)
         if size:
             draft.add_chunk(row, size)

@@ -1,11 +1,11 @@
 """What loading gives: a model ready to run, and all that an engine asks about it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jaxkv.engine.tokenizer import Tokenizer
 from jaxkv.errors import JaxkvError
-from jaxkv.specs import KVCacheSpec
+from jaxkv.specs import KVCacheSpec, MambaSpec
 from models.causal_lm import CausalLM
 from models.registry import ModelFamily
 
@@ -42,6 +42,17 @@ class LoadedModel:
     end_token_ids: tuple[int, ...]
     max_model_len: int
 
-    def cache_specs(self, block_size: int, dtype: str | None = None) -> dict[str, KVCacheSpec]:
-        """What each layer keeps, by layer name; `dtype` of the cache is the model's unless given."""
-        return self.family.cache_specs(self.config, block_size, self.dtype if dtype is None else dtype)
+    def cache_specs(
+        self, block_size: int, dtype: str | None = None, *, num_checkpoints: int = 0
+    ) -> dict[str, KVCacheSpec]:
+        """What each layer keeps, by layer name; `dtype` of the cache is the model's unless given.
+
+        num_checkpoints: states that recurrent layers may leave inside one chunk of a prompt.
+        """
+        specs = self.family.cache_specs(self.config, block_size, self.dtype if dtype is None else dtype)
+        return {
+            name: replace(spec, num_prefill_checkpoint_blocks=num_checkpoints)
+            if isinstance(spec, MambaSpec)
+            else spec
+            for name, spec in specs.items()
+        }
