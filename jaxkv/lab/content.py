@@ -21,10 +21,10 @@ MAX_ID = 2 ** (63 - _PLACE_BITS) - 1
 
 
 class Run(NamedTuple):
-    """`count` ids that follow each other: first, first + 1, ..."""
+    """`length` ids that follow each other: first, first + 1, ..."""
 
     first: int
-    count: int
+    length: int
 
 
 def runs_of(ids: Sequence[int]) -> tuple[Run, ...]:
@@ -100,13 +100,13 @@ class PrefixIds(Content):
         self.block_size = block_size
         self.num_prompt_tokens = num_prompt_tokens
         self.runs = runs
-        highest = max((run.first + run.count for run in runs), default=0)
-        if highest > MAX_ID or any(run.first < 0 or run.count < 1 for run in runs):
+        highest = max((run.first + run.length for run in runs), default=0)
+        if highest > MAX_ID or any(run.first < 0 or run.length < 1 for run in runs):
             raise JaxkvError(f"ids of blocks must lie in [0, {MAX_ID}]")
 
     @property
     def num_ids(self) -> int:
-        return sum(run.count for run in self.runs)
+        return sum(run.length for run in self.runs)
 
     def hashes(self, hasher: BlockHasher, cache: HashCache, serial: int, num_blocks: int) -> list[bytes]:
         size = hasher.hash_block_size
@@ -114,7 +114,7 @@ class PrefixIds(Content):
         found: list[bytes] = []
         place = 0
         for run in self.runs:
-            for block_id in range(run.first, run.first + run.count):
+            for block_id in range(run.first, run.first + run.length):
                 derived = cache.of_id.get(block_id)
                 if derived is None:
                     derived = cache.of_id[block_id] = self._derive(block_id, place, size)
@@ -132,8 +132,8 @@ class PrefixIds(Content):
 
     def keys(self, hasher: BlockHasher) -> Sequence[int]:
         if len(self.runs) == 1:
-            return range(self.runs[0].first, self.runs[0].first + self.runs[0].count)
-        return [block_id for run in self.runs for block_id in range(run.first, run.first + run.count)]
+            return range(self.runs[0].first, self.runs[0].first + self.runs[0].length)
+        return [block_id for run in self.runs for block_id in range(run.first, run.first + run.length)]
 
     def unit(self, hasher: BlockHasher) -> int:
         return self.block_size

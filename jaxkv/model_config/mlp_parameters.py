@@ -9,6 +9,12 @@ SHARED_SIZE_KEYS = (
     "shared_intermediate_size",
     "share_expert_dim",
 )
+EXPERTS_PER_TOKEN_KEYS = (
+    "num_experts_per_tok",
+    "num_experts_per_token",
+    "experts_per_token",
+    "top_k_experts",
+)
 NO_MLP = frozenset({"mamba2"})
 """Families whose layers are a mixer and nothing else."""
 
@@ -21,6 +27,17 @@ def mlp_parameters(text: TextConfig, num_layers: int) -> int:
     if text.model_type in NO_MLP:
         return 0
     return sum(_layer(text, kind) for kind in _kinds(text, num_layers))
+
+
+def idle_parameters(text: TextConfig, num_layers: int) -> int:
+    """Parameters of the routed experts that a token does not pass. Raises JaxkvError as above."""
+    num_layers_with_experts = (
+        _kinds(text, num_layers).count("experts") if text.model_type not in NO_MLP else 0
+    )
+    if not num_layers_with_experts:
+        return 0
+    idle = text.integer(*EXPERT_KEYS) - text.integer(*EXPERTS_PER_TOKEN_KEYS)
+    return num_layers_with_experts * idle * _expert(text)
 
 
 def _kinds(text: TextConfig, num_layers: int) -> list[str]:
@@ -65,9 +82,17 @@ def _layer(text: TextConfig, kind: str) -> int:
     size = text.integer("moe_intermediate_size", "intermediate_size")
     inner = text.optional_integer("moe_latent_size", "routed_expert_hidden_size")
     into_latent = 2 * hidden * inner if inner else 0
-    routed = experts * matrices * (inner or hidden) * size + experts * hidden + into_latent
+    routed = experts * _expert(text) + experts * hidden + into_latent
     dense_beside = text.integer("intermediate_size") if text.get("enable_moe_block") is True else 0
     return routed + matrices * hidden * (_shared_size(text, size) + dense_beside)
+
+
+def _expert(text: TextConfig) -> int:
+    """One routed expert."""
+    matrices = 2 if text.model_type in UNGATED else 3
+    size = text.integer("moe_intermediate_size", "intermediate_size")
+    inner = text.optional_integer("moe_latent_size", "routed_expert_hidden_size")
+    return matrices * (inner or text.integer("hidden_size")) * size
 
 
 def _shared_size(text: TextConfig, expert_size: int) -> int:

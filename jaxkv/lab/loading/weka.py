@@ -77,7 +77,7 @@ class _Session:
             raise BadLine(f"a request is a list of {_FIELDS} values, got {str(entry)[:40]}")
         length = checked_whole(entry[1], "input_length", 1)
         runs = tuple(self._run(run) for run in entry[5]) if isinstance(entry[5], list) else ()
-        num_ids = sum(run.count for run in runs)
+        num_ids = sum(run.length for run in runs)
         if num_ids != length // self._block_size:
             raise BadLine(
                 f"input_length {length} has {length // self._block_size} full blocks, the runs have {num_ids}"

@@ -1,0 +1,198 @@
+"""Replays a trace through the scheduler and the cache manager that serve, with no model.
+
+Steps are scheduled and answered as an engine would, and only counted where nothing is decided in them. What
+comes out is a function of the trace, the plan and the settings: the same on every machine.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from jaxkv.cache_manager import KVCacheManager
+from jaxkv.errors import JaxkvError
+from jaxkv.lab.content import HashCache
+from jaxkv.lab.flops import ModelCost
+from jaxkv.lab.recorder import Recorder
+from jaxkv.lab.request import CountingTable, ReplayRequest
+from jaxkv.lab.settings import ReplaySettings
+from jaxkv.lab.trace import Trace
+from jaxkv.planning.plan import CachePlan
+from jaxkv.scheduling import Scheduler, SchedulerConfig
+
+MOST_SAMPLES = 400
+"""Of pool use, over a replay."""
+
+Progress = Callable[[int, int], None]
+"""Told how many requests of how many have ended."""
+
+
+@dataclass(frozen=True)
+class PoolSample:
+    """The pool when `num_ended` requests have ended, as parts of its usable blocks."""
+
+    num_ended: int
+    seconds: float
+    held: float
+    cached: float
+
+
+@dataclass
+class Replay:
+    """What happened. seconds: on the replay's own clock. refused: requests that could never run, and why.
+
+    running_sum: running requests, summed over steps. partial: interrupted before the end.
+    """
+
+    plan: CachePlan
+    settings: ReplaySettings
+    recorder: Recorder
+    num_requests: int
+    num_ended: int = 0
+    num_steps: int = 0
+    seconds: float = 0.0
+    running_sum: int = 0
+    most_running: int = 0
+    num_preemptions: int = 0
+    num_computed: int = 0
+    num_generated: int = 0
+    num_hits_counted: int = 0
+    states_kept: int = 0
+    peak_held: float = 0.0
+    partial: bool = False
+    refused: list[tuple[str, str]] = field(default_factory=list)
+    samples: list[PoolSample] = field(default_factory=list)
+
+
+def replay(
+    trace: Trace,
+    plan: CachePlan,
+    settings: ReplaySettings,
+    *,
+    cost: ModelCost | None = None,
+    progress: Progress | None = None,
+    count_steps: bool = True,
+) -> Replay:
+    """Replays the whole trace. Ctrl-C ends it early: the result is then marked partial.
+
+    cost: of the model's tokens, for FLOPs. count_steps: off, every step is really scheduled; slower, and
+    otherwise the same.
+    """
+    run = _Run(trace, plan, settings, cost, count_steps)
+    try:
+        run.run(progress)
+    except KeyboardInterrupt:
+        run.result.partial = True
+    return run.finish()
+
+
+class _Run:
+    def __init__(
+        self,
+        trace: Trace,
+        plan: CachePlan,
+        settings: ReplaySettings,
+        cost: ModelCost | None,
+        count_steps: bool,
+    ) -> None:
+        self._trace = trace
+        self._settings = settings
+        self._count_steps = count_steps
+        most = 1 if settings.clock == "sequential" else settings.max_num_seqs
+        config = SchedulerConfig(max_num_seqs=most, max_num_batched_tokens=settings.max_num_batched_tokens)
+        recorder = Recorder(cost)
+        self._cache = KVCacheManager(
+            plan,
+            retention_interval=settings.retention_interval,
+            observer=recorder,
+            max_num_seqs=most,
+        )
+        recorder.attach(self._cache)
+        self._scheduler = Scheduler(plan, self._cache, config, table=CountingTable(most, 1))
+        self._hashes = HashCache(plan.hash_block_size)
+        self._next = 0
+        self._sample_every = max(1, len(trace.requests) // MOST_SAMPLES)
+        self.result = Replay(plan, settings, recorder, len(trace.requests))
+
+    def run(self, progress: Progress | None) -> None:
+        scheduler, result = self._scheduler, self.result
+        no_tokens = np.zeros(self._settings.max_num_seqs, np.int32)
+        while True:
+            self._arrive()
+            if not scheduler.has_unfinished_requests:
+                if self._next == len(self._trace.requests):
+                    return
+                continue
+            if self._count_steps:
+                running = scheduler.num_requests_running
+                steps = scheduler.count_decodes(self._steps_to_next_arrival())
+                self._count(steps, running)
+                result.num_computed += steps * running
+                if steps and self._steps_to_next_arrival() <= 0:
+                    continue
+            output = scheduler.schedule()
+            if not len(output):
+                raise JaxkvError("the scheduler found nothing to do while requests wait")
+            self._count(1, len(output))
+            result.num_computed += output.total_num_scheduled_tokens
+            ended = scheduler.update_from_output(output, no_tokens[: len(output.sampling)]).finished
+            for _ in ended:
+                result.num_ended += 1
+                if result.num_ended % self._sample_every == 0:
+                    self._sample()
+                if progress is not None:
+                    progress(result.num_ended + len(result.refused), result.num_requests)
+
+    def _count(self, steps: int, running: int) -> None:
+        result = self.result
+        result.num_steps += steps
+        result.running_sum += steps * running
+        result.most_running = max(result.most_running, running if steps else 0)
+        result.seconds += steps * self._settings.step_seconds
+
+    def _arrive(self) -> None:
+        """Hands the scheduler what has arrived by now; where nothing runs, the clock goes on to what does."""
+        requests, clock = self._trace.requests, self._settings.clock
+        while self._next < len(requests):
+            idle = not self._scheduler.has_unfinished_requests
+            arrival = requests[self._next].arrival
+            if clock == "sequential" and not idle:
+                return
+            if clock == "trace":
+                if idle:
+                    self.result.seconds = max(self.result.seconds, arrival)
+                if arrival > self.result.seconds:
+                    return
+            self._add(self._next)
+            self._next += 1
+
+    def _add(self, serial: int) -> None:
+        traced = self._trace.requests[serial]
+        try:
+            self._scheduler.add_request(ReplayRequest(traced, serial, self._hashes))
+        except JaxkvError as error:
+            self.result.refused.append((traced.name, str(error)))
+
+    def _steps_to_next_arrival(self) -> int:
+        if self._settings.clock != "trace" or self._next == len(self._trace.requests):
+            return 2**31
+        wait = self._trace.requests[self._next].arrival - self.result.seconds
+        return max(0, int(np.ceil(wait / self._settings.step_seconds)))
+
+    def _sample(self) -> None:
+        """As the accounts stand: they are not brought up to date, which would change what comes after."""
+        pool, result = self._cache.pool, self.result
+        usable = max(1, pool.num_blocks - 1)
+        held = 1 - pool.num_free / usable
+        cached = (pool.num_free - len(pool.plain_ids())) / usable
+        result.peak_held = max(result.peak_held, held)
+        result.samples.append(PoolSample(result.num_ended, result.seconds, held, cached))
+
+    def finish(self) -> Replay:
+        result, stats = self.result, self._scheduler.stats
+        result.num_preemptions = stats.num_preemptions
+        result.num_generated = stats.generation_tokens
+        result.num_hits_counted = self._cache.prefix_cache_stats.hits
+        result.states_kept = result.recorder.states_kept()
+        result.recorder.finish()
+        return result
