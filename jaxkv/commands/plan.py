@@ -23,14 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--model", help="the same as MODEL")
     parser.add_argument("--layers", metavar="FILE", help="a JSON list of layers instead of a model")
-    _add_machine(parser)
-    _add_serving(parser)
+    add_machine(parser)
+    add_serving(parser)
     parser.add_argument("--compare", action="store_true", help="one table with a row for each model")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--html", metavar="FILE", help="also write a page with drawings")
 
 
-def _add_machine(parser: argparse.ArgumentParser) -> None:
+def add_machine(parser: argparse.ArgumentParser) -> None:
+    """The options that say which chips, and how much of their memory."""
     group = parser.add_argument_group("machine")
     group.add_argument("--memory", help="the cache's memory on one chip, such as 4GiB (default: 1GiB on cpu)")
     group.add_argument(
@@ -47,7 +48,8 @@ def _add_machine(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_serving(parser: argparse.ArgumentParser) -> None:
+def add_serving(parser: argparse.ArgumentParser) -> None:
+    """The options that say how requests are served."""
     group = parser.add_argument_group("serving")
     group.add_argument("--block-size", type=int, default=16, help="tokens a block (default: 16)")
     group.add_argument(

@@ -2,7 +2,7 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxkv.dtypes import itemsize
 from jaxkv.errors import JaxkvError
@@ -14,6 +14,7 @@ from jaxkv.model_config.parameters import count_parameters
 from jaxkv.planning.machine import Machine, MemoryBudget, activation_reserve, make_machine, memory_budget
 from jaxkv.planning.plan import PlanConfig
 from jaxkv.planning.study import PlanStudy, make_study
+from jaxkv.specs import KVCacheSpec
 
 FALLBACK_MAX_MODEL_LEN = 8192
 """Tokens, for a config that does not say how long the model's sequences may be."""
@@ -22,10 +23,39 @@ DEFAULT_MEMORY = "1GiB"
 """Of the cache, where neither --memory nor an accelerator says."""
 
 
+class PlanInputs(NamedTuple):
+    """What a plan is made from; see PlanStudy. cache: None where the layers were listed one by one."""
+
+    name: str
+    specs: dict[str, KVCacheSpec]
+    config: PlanConfig
+    machine: Machine
+    memory: int
+    budget: MemoryBudget | None
+    about: dict[str, Any]
+    warnings: tuple[str, ...]
+    cache: ModelCache | None
+
+
 def study_of(args: argparse.Namespace, model: str | None) -> PlanStudy:
     """Reads `model` (None: the list of layers in `args.layers`) and plans it.
     Raises JaxkvError for bad input.
     """
+    inputs = inputs_of(args, model)
+    return make_study(
+        inputs.name,
+        inputs.specs,
+        inputs.config,
+        inputs.machine,
+        inputs.memory,
+        budget=inputs.budget,
+        about=inputs.about,
+        warnings=inputs.warnings,
+    )
+
+
+def inputs_of(args: argparse.Namespace, model: str | None) -> PlanInputs:
+    """Reads `model` (None: the list of layers in `args.layers`). Raises JaxkvError for bad input."""
     _check_unused(args)
     machine = make_machine(
         args.accelerator,
@@ -39,8 +69,8 @@ def study_of(args: argparse.Namespace, model: str | None) -> PlanStudy:
         budget = None if args.memory is not None else _budget(args, machine, None)
         memory = _memory(args, budget)
         about = {"num_layers": len(listed.specs), "cache_dtype": "the list's own"}
-        return make_study(
-            Path(args.layers).stem, listed.specs, config, machine, memory, budget=budget, about=about
+        return PlanInputs(
+            Path(args.layers).stem, listed.specs, config, machine, memory, budget, about, (), None
         )
     cache = read_model_cache(model)
     specs = cache.specs(
@@ -48,15 +78,16 @@ def study_of(args: argparse.Namespace, model: str | None) -> PlanStudy:
     )
     config = _plan_config(args, machine, cache.max_model_len)
     budget = None if args.memory is not None else _budget(args, machine, cache)
-    return make_study(
+    return PlanInputs(
         cache.name,
         specs,
         config,
         machine,
         _memory(args, budget),
-        budget=budget,
-        about=_about(args, cache),
-        warnings=cache.replication(machine.tensor_parallel),
+        budget,
+        _about(args, cache),
+        cache.replication(machine.tensor_parallel),
+        cache,
     )
 
 
