@@ -18,6 +18,7 @@ from models.paged_cache import PagedCache
 from pallas_kernels import GroupTable, RaggedBatch
 from pallas_kernels.recurrent import StateTable
 
+BLOCK_SIZE = 16
 NAN_WORD = 0x7FC0_7FC0
 
 
