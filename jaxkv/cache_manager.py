@@ -180,6 +180,11 @@ class KVCacheManager:
         check_int("num_lookahead_tokens", num_lookahead_tokens, 0)
         check_int("num_external_tokens", num_external_tokens, 0)
         check_int("num_encoder_tokens", num_encoder_tokens, 0)
+        if num_encoder_tokens > self.plan.limits.max_encoder_len:
+            raise JaxkvError(
+                f"request {request.request_id!r} has {num_encoder_tokens} encoder tokens, the plan is made "
+                f"for at most {self.plan.limits.max_encoder_len}"
+            )
         row = self._find_row(request)
         if row >= 0:
             if num_external_tokens or (hit is not None and hit.num_tokens):

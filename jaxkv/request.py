@@ -115,8 +115,8 @@ class Request:
     max_tokens: None means as many as the model allows. end_token_ids: tokens that end the answer.
     arrival: sort key of the waiting queue (a time, a step...); None: the order of `add_request`.
     priority: lower is served first, before arrival is looked at.
-    encoder_input: what layers of cross attention read. It shapes every cache entry of the decoder, so it counts
-    as one more multimodal input, at the first token.
+    encoder_input: what layers of cross attention read. It shapes every cache entry of the decoder, so it
+    counts as one more multimodal input, at the first token.
     cache_salt, lora_name, multimodal_inputs: requests share cached blocks only where all of these agree.
     Raises JaxkvError for what no step could serve, so that a bad request never gets as far as a queue.
 
@@ -154,6 +154,8 @@ class Request:
         for name, text in (("cache_salt", cache_salt), ("lora_name", lora_name)):
             if text is not None:
                 _check_text(name, text)
+        if encoder_input is not None and not isinstance(encoder_input, EncoderInput):
+            raise JaxkvError(f"encoder_input must be an EncoderInput, not {encoder_input!r}")
         for item in multimodal_inputs:
             if item.offset + item.length > len(self._tokens):
                 raise JaxkvError(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _COLUMNS = (
     "num_tokens",
     "num_placeholders",
+    "num_drafts",
     "num_computed",
     "num_prompt",
     "max_total",
@@ -39,9 +40,10 @@ def grown(array: NDArray, shape: tuple[int, ...], fill: int | None) -> NDArray:
 class RequestTable:
     """Struct of arrays over rows; a row is live from `open_row` to `close_row`.
 
-    tokens: int32[rows, capacity], valid up to num_tokens + num_placeholders of the row.
+    tokens: int32[rows, capacity], valid up to num_tokens + num_drafts + num_placeholders of the row.
     num_tokens: int64[rows], known tokens.
-    num_placeholders: int64[rows], tokens after the known ones that scheduled steps will produce.
+    num_drafts: int64[rows], tokens after the known ones that a draft model proposes.
+    num_placeholders: int64[rows], tokens after these that scheduled steps will produce.
     num_computed: int64[rows], tokens computed once all scheduled steps have run.
     num_prompt: int64[rows]. max_total: int64[rows], prompt and answer together may not be longer.
     end_tokens: int32[rows, widest set], padded with NO_TOKEN.
@@ -58,6 +60,7 @@ class RequestTable:
         self.tokens: NDArray[np.int32] = np.empty((num_rows, capacity), np.int32)
         self.num_tokens: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.num_placeholders: NDArray[np.int64] = np.zeros(num_rows, np.int64)
+        self.num_drafts: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.num_computed: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.num_prompt: NDArray[np.int64] = np.zeros(num_rows, np.int64)
         self.max_total: NDArray[np.int64] = np.zeros(num_rows, np.int64)
@@ -98,6 +101,7 @@ class RequestTable:
         self.tokens[row, : len(tokens)] = tokens
         self.num_tokens[row] = len(tokens)
         self.num_placeholders[row] = 0
+        self.num_drafts[row] = 0
         self.num_computed[row] = 0
         self.num_prompt[row] = request.num_prompt_tokens
         self.max_total[row] = request.max_total_tokens
@@ -133,10 +137,11 @@ class RequestTable:
         self.reserve_columns(start + len(token_ids) + 1)
         self.tokens[row, start : start + len(token_ids)] = token_ids
         self.num_tokens[row] = start + len(token_ids)
+        self.num_drafts[row] = 0
 
     def add_placeholders(self, rows: NDArray[np.integer]) -> None:
         """Each row is to get one more token, from a step just scheduled."""
-        positions = self.num_tokens[rows] + self.num_placeholders[rows]
+        positions = self.num_tokens[rows] + self.num_drafts[rows] + self.num_placeholders[rows]
         if len(rows):
             self.reserve_columns(int(positions.max()) + 1)
         self.tokens[rows, positions] = NO_TOKEN
@@ -148,6 +153,19 @@ class RequestTable:
         self.tokens[rows, positions] = token_ids
         self.num_tokens[rows] = positions + 1
         self.num_placeholders[rows] -= 1
+
+    def put_drafts(self, row: int, token_ids: NDArray[np.int32]) -> None:
+        """Proposes what follows the row's known tokens, in place of any earlier proposal."""
+        start = int(self.num_tokens[row])
+        self.reserve_columns(start + len(token_ids) + 1)
+        self.tokens[row, start : start + len(token_ids)] = token_ids
+        self.num_drafts[row] = len(token_ids)
+
+    def drafts(self, rows: NDArray[np.integer], most: int) -> NDArray[np.int32]:
+        """int32[n, most]: what each row's drafts are, NO_TOKEN where it has fewer."""
+        places = np.arange(most)
+        positions = np.minimum(self.num_tokens[rows, None] + places, self.capacity - 1)
+        return np.where(places < self.num_drafts[rows, None], self.tokens[rows[:, None], positions], NO_TOKEN)
 
     def ends_at(self, rows: NDArray[np.integer], token_ids: NDArray[np.int32]) -> NDArray[np.bool_]:
         """bool[n]: whether the token is one of its row's end tokens."""

@@ -58,8 +58,8 @@ class Upkeep:
         if wrong.any():
             index = int(wrong.argmax())
             raise JaxkvError(
-                f"the last step of row {rows[index]} ran from {computed[index]} to {position[index]} tokens: it "
-                f"cannot be taken back to {num_tokens[index]}"
+                f"the last step of row {rows[index]} ran from {computed[index]} to {position[index]} tokens: "
+                f"it cannot be taken back to {num_tokens[index]}"
             )
         self._rows.position[rows] = num_tokens
         self._may_have_to_cache = True

@@ -157,7 +157,7 @@ class MambaManager(Manager):
     # One request
 
     def release_skipped(self, row: int, computed: int) -> None:
-        if self.previous[row] != NO_STATE and computed > self.previous_position[row]:
+        if self.previous[row] != NO_STATE and computed > self.switched_from[row]:
             self._let_go(self.previous[row : row + 1].copy())
             self.previous[row] = NO_STATE
         states = self._checkpoints.get(row)
@@ -266,7 +266,7 @@ class MambaManager(Manager):
         return np.where(done, NEVER, limits)
 
     def release_rows(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:
-        old = rows[(self.previous[rows] != NO_STATE) & (computed > self.previous_position[rows])]
+        old = rows[(self.previous[rows] != NO_STATE) & (computed > self.switched_from[rows])]
         if len(old):
             self._let_go(self.previous[old])
             self.previous[old] = NO_STATE

@@ -7,6 +7,7 @@ plan promises, an empty engine admits.
 """
 
 from bisect import bisect_right
+from itertools import compress
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,21 +33,37 @@ class Admission:
         self._managers = cache_manager.managers
         self._demands = [GroupDemand(m.spec, m.width, plan.limits) for m in self._managers]
 
-    def blocks_alone(self, num_tokens: int) -> int:
-        """The most blocks a request that grows to `num_tokens` tokens holds,
+    def blocks_alone(self, num_tokens: int, num_encoder_tokens: int = 0) -> int:
+        """The most blocks a request that grows to `num_tokens` tokens holds, look-ahead included,
         with all tokens in flight its own.
         """
         limits = self._plan.limits
-        return sum(d.spec.admission_blocks(num_tokens, limits) * d.width for d in self._demands)
+        slots = num_tokens + limits.num_lookahead_tokens
+        return sum(
+            d.at_start(num_encoder_tokens)
+            if d.is_taken_at_start
+            else d.spec.admission_blocks(slots, limits) * d.width
+            for d in self._demands
+        )
 
     def check_can_fit(self, request: Request, num_tokens: int) -> None:
         """Raises JaxkvError if the request, grown to `num_tokens` tokens,
         does not fit into the empty pool.
         """
-        needed, usable = self.blocks_alone(num_tokens), self._plan.usable_blocks
+        num_encoder_tokens, most = request.num_encoder_tokens, self._plan.limits.max_encoder_len
+        if num_encoder_tokens > most:
+            raise JaxkvError(
+                f"request {request.request_id!r} has {num_encoder_tokens} encoder tokens, the plan is made "
+                f"for at most {most}"
+            )
+
+        def alone(length: int) -> int:
+            return self.blocks_alone(length, num_encoder_tokens)
+
+        needed, usable = alone(num_tokens), self._plan.usable_blocks
         if needed <= usable:
             return
-        fitting = bisect_right(range(num_tokens + 1), usable, key=self.blocks_alone) - 1
+        fitting = max(0, bisect_right(range(num_tokens + 1), usable, key=alone) - 1)
         raise JaxkvError(
             f"request {request.request_id!r} of {request.num_tokens} prompt tokens can grow to {num_tokens} "
             f"tokens in the cache, which take {needed} blocks, but the pool has {usable} usable blocks: at "
@@ -83,12 +100,18 @@ class Admission:
         # Hit blocks that nobody holds leave the free ones when the request takes hold of them.
         for demand, part in zip(self._demands, hit.parts, strict=True):
             available -= pool.count_free(part.leaders) * demand.width
-        at_most = sum(d.at_most_wanted(lengths, e) for d, e in zip(self._demands, ends, strict=True))
+            if demand.is_taken_at_start:
+                available -= demand.at_start(request.num_encoder_tokens)
+        growing = [not demand.is_taken_at_start for demand in self._demands]
+        at_most = sum(
+            demand.at_most_wanted(lengths, reached)
+            for demand, reached in compress(zip(self._demands, ends, strict=True), growing)
+        )
         if at_most <= available:
             return True
         wanted = 0
-        for manager, demand, part, reached in zip(
-            self._managers, self._demands, hit.parts, ends, strict=True
+        for manager, demand, part, reached in compress(
+            zip(self._managers, self._demands, hit.parts, ends, strict=True), growing
         ):
             held = [*(manager.units_of(row) for row in rows.tolist()), part.leaders]
             leaders = np.concatenate(held)

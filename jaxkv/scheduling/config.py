@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from jaxkv.errors import JaxkvError
 from jaxkv.planning.plan import CachePlan
-from jaxkv.specs import check_int
+from jaxkv.specs import check_fraction, check_int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,6 +17,9 @@ class SchedulerConfig:
       limit.
     watermark: part of the pool that an admission must leave free while others run, in [0, 1).
     async_scheduling: a step is scheduled before the results of the one before it are in.
+    num_speculative_tokens: drafts that one step may verify for a request. They depend on the results of the
+      step before, so steps cannot overlap then. A draft model that writes its own cache entries ahead needs
+      the plan's num_lookahead_tokens as well.
     """
 
     max_num_seqs: int = 128
@@ -24,13 +27,21 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     watermark: float = 0.0
     async_scheduling: bool = False
+    num_speculative_tokens: int = 0
 
     def __post_init__(self) -> None:
         check_int("max_num_seqs", self.max_num_seqs, 1)
         check_int("max_num_batched_tokens", self.max_num_batched_tokens, 1)
         check_int("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
-        if not 0.0 <= self.watermark < 1.0:
-            raise JaxkvError(f"watermark must be in [0, 1), got {self.watermark}")
+        check_int("num_speculative_tokens", self.num_speculative_tokens, 0)
+        check_fraction("watermark", self.watermark)
+        if not isinstance(self.async_scheduling, bool):
+            raise JaxkvError(f"async_scheduling must be true or false, not {self.async_scheduling!r}")
+        if self.async_scheduling and self.num_speculative_tokens:
+            raise JaxkvError(
+                f"num_speculative_tokens {self.num_speculative_tokens} goes with async_scheduling off only: "
+                "drafts depend on the results of the step before"
+            )
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise JaxkvError(
                 f"max_num_batched_tokens {self.max_num_batched_tokens} is smaller than max_num_seqs "

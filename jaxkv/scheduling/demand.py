@@ -46,10 +46,10 @@ class GroupDemand:
         self.spec = spec
         self.width = width
         self._limits = limits
+        # A request takes these blocks when it starts, and no others later.
+        self.is_taken_at_start = isinstance(spec, CrossAttentionSpec | ScratchSpec)
         # Blocks that follow the tokens, one after the other; a state or a ring has no such order.
-        self.is_positional = isinstance(spec, AttentionSpec) and not isinstance(
-            spec, CrossAttentionSpec | ScratchSpec
-        )
+        self.is_positional = isinstance(spec, AttentionSpec) and not self.is_taken_at_start
         self.gives_back = not isinstance(spec, FullAttentionSpec)
         endless = dataclasses.replace(limits, max_model_len=_ENDLESS)
 
@@ -61,6 +61,11 @@ class GroupDemand:
         self._most_of_one_token = most(1) if self.gives_back else _ENDLESS
         crossings = (n for n in range(1, spec.block_size + 1) if most(1 + n) > most(1))
         self._first_crossing = next(crossings, 0) if self.gives_back and self.is_positional else 0
+
+    def at_start(self, num_encoder_tokens: int) -> int:
+        """Blocks of a request where all are taken at its start: for the encoder's output, or one ring."""
+        cross = isinstance(self.spec, CrossAttentionSpec)
+        return (cdiv(num_encoder_tokens, self.spec.block_size) if cross else 1) * self.width
 
     def positions(self, num_tokens: int) -> int:
         """Blocks that the first `num_tokens` tokens reach, in each group."""

@@ -1,6 +1,6 @@
 """What a step is to compute (`SchedulerOutput`) and what came of it (`StepResult`)."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -38,6 +38,8 @@ class SchedulerOutput:
     rows: int32[n], rows of the request table and the block tables. epochs: int64[n], the rows' tenants.
     num_scheduled: int32[n], tokens of each row. num_computed: int32[n], tokens computed before the step.
     samples: bool[n], the row's last known token is in the step, so a new one is sampled.
+    num_drafts: int32[n], how many of each row's tokens, its last ones, are drafts: the model says after each
+    of them and after the token before them what comes next. None where no row has any.
     request_ids: object[n].
     admitted, preempted, finished: ids that began to run in this step, lost their blocks in this call, or
     ended since the last call.
@@ -52,6 +54,7 @@ class SchedulerOutput:
     request_ids: NDArray[np.object_]
     num_decodes: int
     total_num_scheduled_tokens: int
+    num_drafts: NDArray[np.int32] | None = None
     admitted: tuple[str, ...] = ()
     preempted: tuple[str, ...] = ()
     finished: tuple[str, ...] = ()
@@ -113,6 +116,7 @@ class FinishedRequest(NamedTuple):
 class StepResult:
     """The tokens a step gave to requests that still wanted them: m of them, in the order of the step's rows.
 
+    A row whose drafts were confirmed has several, one after the other.
     indices: intp[m], positions in the output's rows. token_ids: int32[m]. num_output_tokens: int64[m],
     tokens of the answer so far. request_ids: object[m]. finished: requests that these tokens ended.
     """
@@ -125,6 +129,19 @@ class StepResult:
 
     def __len__(self) -> int:
         return len(self.token_ids)
+
+    @classmethod
+    def joined(cls, parts: Sequence["StepResult"]) -> "StepResult":
+        """The first tokens of all rows, then the second ones..., in one: row by row."""
+        indices = np.concatenate([part.indices for part in parts])
+        order = np.argsort(indices, kind="stable")
+        return cls(
+            indices=indices[order],
+            token_ids=np.concatenate([part.token_ids for part in parts])[order],
+            num_output_tokens=np.concatenate([part.num_output_tokens for part in parts])[order],
+            request_ids=np.concatenate([part.request_ids for part in parts])[order],
+            finished=tuple(ended for part in parts for ended in part.finished),
+        )
 
     def new_tokens(self) -> Iterator[tuple[str, int]]:
         """Pairs of request id and its new token."""

@@ -11,7 +11,7 @@ prompt, need a block, or end.
 """
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,17 +20,21 @@ from numpy.typing import NDArray
 from jaxkv.connector import KVConnector
 from jaxkv.errors import JaxkvError
 from jaxkv.planning.plan import CachePlan
-from jaxkv.request import Request, RequestStatus
-from jaxkv.request_table import RequestTable
+from jaxkv.request import Request, RequestStatus, as_token_ids
+from jaxkv.request_table import NO_TOKEN, RequestTable
 from jaxkv.scheduling.admission import Admission
 from jaxkv.scheduling.config import SchedulerConfig
 from jaxkv.scheduling.lifecycle import Lifecycle
 from jaxkv.scheduling.output import FinishedRequest, SchedulerOutput, StepResult
+from jaxkv.scheduling.results import SampledTokens, check_sampled, check_verified
 from jaxkv.scheduling.step_builder import StepBuilder, StepDraft
 from jaxkv.scheduling.transfers import Transfers
 
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
+
+
+_NO_DRAFTS: NDArray[np.int32] = np.empty(0, np.int32)
 
 
 class SchedulerStats(NamedTuple):
@@ -42,6 +46,8 @@ class SchedulerStats(NamedTuple):
     num_requests_finished: int
     prompt_tokens: int
     generation_tokens: int
+    spec_decode_num_draft_tokens: int = 0
+    spec_decode_num_accepted_tokens: int = 0
 
 
 class Scheduler:
@@ -73,6 +79,8 @@ class Scheduler:
         self._in_flight: deque[SchedulerOutput] = deque()
         self._next_step = 0
         self._num_generated_tokens = 0
+        self._num_draft_tokens = 0
+        self._num_accepted_tokens = 0
         self._ones = np.ones(self.config.max_num_seqs, np.int32)
         self._all_true = np.ones(self.config.max_num_seqs, np.bool_)
         for shared in (self._ones, self._all_true):
@@ -104,6 +112,8 @@ class Scheduler:
             num_requests_finished=self._life.num_finished,
             prompt_tokens=self._life.num_prompt_tokens,
             generation_tokens=self._num_generated_tokens,
+            spec_decode_num_draft_tokens=self._num_draft_tokens,
+            spec_decode_num_accepted_tokens=self._num_accepted_tokens,
         )
 
     def running_requests(self) -> list[Request]:
@@ -165,15 +175,47 @@ class Scheduler:
         self._in_flight.append(output)
         return output
 
-    def update_from_output(
-        self, output: SchedulerOutput, sampled_token_ids: NDArray[np.int32] | Sequence[int]
-    ) -> StepResult:
+    def update_draft_token_ids(self, drafts: Mapping[str, Sequence[int]]) -> None:
+        """Proposes what comes next for requests by id: the next step verifies as many as it has room for.
+
+        At most num_speculative_tokens of a request are taken. Requests that do not decode (they wait, or read
+        their prompts) and those that have ended are passed over. Raises JaxkvError, and changes nothing, for
+        what are no token ids, while a step is in flight, and where the configuration has no drafts.
+        """
+        most = self.config.num_speculative_tokens
+        if not most:
+            raise JaxkvError("the scheduler's num_speculative_tokens is 0: it verifies no drafts")
+        if self._in_flight:
+            raise JaxkvError(f"step {self._in_flight[0].step} is in flight: drafts follow its results")
+        checked = {
+            request_id: as_token_ids(token_ids, f"drafts of request {request_id!r}")[:most]
+            for request_id, token_ids in drafts.items()
+            if len(token_ids)
+        }
+        for request_id in drafts:
+            request = self._life.find(request_id)
+            if request is None or request.status is not RequestStatus.RUNNING or request.row is None:
+                continue
+            if not self.table.prefilling[request.row]:
+                self.table.put_drafts(request.row, checked.get(request_id, _NO_DRAFTS))
+
+    def update_from_output(self, output: SchedulerOutput, sampled_token_ids: SampledTokens) -> StepResult:
         """Takes the results of the oldest step in flight.
 
-        sampled_token_ids: int32[m], one for each row that samples, in the order of `output.sampling`.
-        Raises JaxkvError, and changes nothing, for another step, another number of tokens or a negative id.
+        sampled_token_ids: int32[m], one for each row that samples, in the order of `output.sampling`. Of a
+        step with drafts a list for each (or int32[m, w], padded with NO_TOKEN): the drafts that the model
+        confirmed, and one token more. Computed tokens that were not confirmed are taken back.
+        Raises JaxkvError, and changes nothing, for another step, another number of tokens, ids out of range
+        and drafts that were not proposed.
         """
-        tokens = self._check_results(output, sampled_token_ids)
+        if not self._in_flight or self._in_flight[0] is not output:
+            oldest = f"step {self._in_flight[0].step}" if self._in_flight else "no step"
+            raise JaxkvError(f"results of step {output.step} arrived, but {oldest} is the oldest in flight")
+        has_drafts = output.num_drafts is not None
+        if has_drafts:
+            tokens = check_verified(output, self.table, sampled_token_ids)
+        else:
+            tokens = check_sampled(output, sampled_token_ids)
         self._in_flight.popleft()
         table = self.table
         indices = output.sampling
@@ -183,20 +225,52 @@ class Scheduler:
         wanted = table.epoch[rows] == epochs
         if not wanted.all():
             indices, rows, tokens = indices[wanted], rows[wanted], tokens[wanted]
+        result = self._verify(output, indices, tokens) if has_drafts else self._append(indices, rows, tokens)
+        self._num_generated_tokens += len(result)
+        self._life.settle(output.step)
+        return result
+
+    def _append(
+        self, indices: NDArray[np.intp], rows: NDArray[np.int32], tokens: NDArray[np.int32]
+    ) -> StepResult:
+        """One more token for each row; some end with it."""
+        table = self.table
         table.fill_placeholders(rows, tokens)
         lengths = table.num_tokens[rows]
         stopped = table.ends_at(rows, tokens)
         ended = stopped | (lengths >= table.max_total[rows])
-        result = StepResult(
+        return StepResult(
             indices=indices,
             token_ids=tokens,
             num_output_tokens=lengths - table.num_prompt[rows],
             request_ids=table.request_ids[rows],
             finished=self._end_rows(rows, stopped, ended) if ended.any() else (),
         )
-        self._num_generated_tokens += len(rows)
-        self._life.settle(output.step)
-        return result
+
+    def _verify(
+        self, output: SchedulerOutput, indices: NDArray[np.intp], tokens: NDArray[np.int32]
+    ) -> StepResult:
+        """The tokens int32[m, w] of rows with drafts; what a row computed beyond them is taken back."""
+        assert output.num_drafts is not None
+        table, rows, num_drafts = self.table, output.rows[indices], output.num_drafts[indices]
+        counts = (tokens != NO_TOKEN).sum(axis=1)
+        rejected = num_drafts + 1 - counts
+        table.num_computed[rows] -= rejected
+        (short,) = rejected.nonzero()
+        # Before the right tokens are known: with them, the wrong content could be cached under their hash.
+        self.cache_manager.rewind(rows[short], table.num_computed[rows[short]])
+        table.num_drafts[rows] = 0
+        table.num_placeholders[rows] = counts
+        self._num_draft_tokens += int(num_drafts.sum())
+        self._num_accepted_tokens += int((counts - 1).sum())
+        parts: list[StepResult] = []
+        alive = np.arange(len(rows))
+        for column in range(tokens.shape[1]):
+            alive = alive[counts[alive] > column]
+            if column:
+                alive = alive[table.epoch[rows[alive]] == output.epochs[indices[alive]]]
+            parts.append(self._append(indices[alive], rows[alive], tokens[alive, column]))
+        return StepResult.joined(parts)
 
     def count_decodes(self, most: int) -> int:
         """Counts up to `most` steps as scheduled and done in which nothing is decided: every running row
@@ -210,10 +284,13 @@ class Scheduler:
         if self._in_flight or not len(rows) or (len(self._life) > len(rows) and not full):
             return 0
         table = self.table
-        if self.config.max_num_batched_tokens < len(rows) or table.prefilling[rows].any():
+        if (
+            self.config.max_num_batched_tokens < len(rows)
+            or (table.prefilling[rows] | (table.num_drafts[rows] > 0)).any()
+        ):
             return 0
         computed = table.num_computed[rows]
-        room = self.cache_manager.rows.capacity[rows] - computed
+        room = self.cache_manager.rows.capacity[rows] - computed - self.plan.limits.num_lookahead_tokens
         # The step that gives the last token ends the request.
         left = table.max_total[rows] - table.num_tokens[rows] - 1
         steps = min(most, int(room.min()), int(left.min()))
@@ -242,23 +319,6 @@ class Scheduler:
             finished.append(FinishedRequest(request, "stop" if stopped[index] else "length"))
         return tuple(finished)
 
-    def _check_results(
-        self, output: SchedulerOutput, sampled_token_ids: NDArray[np.int32] | Sequence[int]
-    ) -> NDArray[np.int32]:
-        if not self._in_flight or self._in_flight[0] is not output:
-            oldest = f"step {self._in_flight[0].step}" if self._in_flight else "no step"
-            raise JaxkvError(f"results of step {output.step} arrived, but {oldest} is the oldest in flight")
-        tokens = np.asarray(sampled_token_ids, np.int32)
-        if tokens.shape != (len(output.sampling),):
-            raise JaxkvError(
-                f"step {output.step} samples {len(output.sampling)} tokens, got an array of shape "
-                f"{tokens.shape}"
-            )
-        if len(tokens) and tokens.min() < 0:
-            index = int(tokens.argmin())
-            raise JaxkvError(f"token id {tokens[index]} at index {index} of step {output.step} is negative")
-        return tokens
-
     def _emit(self, draft: StepDraft) -> SchedulerOutput:
         """The draft as arrays; the rows' counters move on as if the step had run."""
         table = self.table
@@ -272,8 +332,11 @@ class Scheduler:
         after = before + num_scheduled
         table.num_computed[rows] = after
         table.last_step[rows] = self._next_step
+        num_drafts = None
+        if draft.num_drafts:
+            num_drafts = np.array([draft.num_drafts.get(row, 0) for row in rows.tolist()], np.int32)
         if draft.reads_prompts:
-            samples = after == table.num_tokens[rows] + table.num_placeholders[rows]
+            samples = after >= table.num_tokens[rows] + table.num_placeholders[rows]
             sampling = rows[samples]
             table.prefilling[sampling] = False
         else:
@@ -288,6 +351,7 @@ class Scheduler:
             request_ids=table.request_ids[rows],
             num_decodes=num_decodes,
             total_num_scheduled_tokens=num_decodes + sum(draft.chunk_sizes),
+            num_drafts=num_drafts,
             admitted=tuple(draft.admitted),
             preempted=tuple(draft.preempted),
             finished=tuple(self._life.newly_finished),

@@ -24,6 +24,7 @@ class StepDraft:
     """The rows chosen so far.
 
     decodes: rows of one token each, in pieces. chunk_rows, chunk_sizes: the others and their tokens.
+    num_drafts: how many tokens of a row are drafts, by row, for rows that have any.
     stalled: some running row found no block and waits. reads_prompts: some row is not decoding.
     """
 
@@ -33,6 +34,7 @@ class StepDraft:
     chunk_sizes: list[int] = field(default_factory=list)
     admitted: list[str] = field(default_factory=list)
     preempted: list[str] = field(default_factory=list)
+    num_drafts: dict[int, int] = field(default_factory=dict)
     stalled: bool = False
     reads_prompts: bool = False
 
@@ -40,6 +42,16 @@ class StepDraft:
         """The next `size` tokens of a prompt."""
         self.reads_prompts = True
         self.budget -= size
+        self._add(row, size)
+
+    def add_drafts(self, row: int, num_drafts: int) -> None:
+        """A decoding row's last token, which is in the budget already, and drafts to verify."""
+        if num_drafts:
+            self.num_drafts[row] = num_drafts
+            self.budget -= num_drafts
+        self._add(row, 1 + num_drafts)
+
+    def _add(self, row: int, size: int) -> None:
         if size == 1:
             self.decodes.append(np.array([row], np.int32))
         else:
@@ -75,6 +87,7 @@ class StepBuilder:
             ),
             default=0,
         )
+        self._lookahead = cache_manager.plan.limits.num_lookahead_tokens
         self._refused: tuple[object, ...] | None = None
 
     def build(self) -> StepDraft:
@@ -91,12 +104,16 @@ class StepBuilder:
     def _continue_running(self, draft: StepDraft) -> None:
         running = self._life.running.rows
         rows = self._rows_with_work(running)
-        prefilling = np.flatnonzero(self._table.prefilling[rows])
-        draft.budget -= len(rows) - len(prefilling)
+        prefilling = self._table.prefilling[rows]
+        draft.budget -= len(rows) - int(np.count_nonzero(prefilling))
         cursor = _Cursor(rows, len(rows), ends_soon=len(rows) < len(running))
-        for index in prefilling.tolist():
+        one_by_one = prefilling | (self._table.num_drafts[rows] > 0)
+        for index in np.flatnonzero(one_by_one).tolist():
             self._schedule_decodes(draft, cursor, index)
-            self._schedule_chunk(draft, cursor)
+            if prefilling[index]:
+                self._schedule_chunk(draft, cursor)
+            else:
+                self._schedule_drafts(draft, cursor)
         self._schedule_decodes(draft, cursor, len(rows))
 
     def _rows_with_work(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -111,7 +128,8 @@ class StepBuilder:
         """One token for every row from the cursor up to index `stop`."""
         while cursor.index < min(stop, cursor.limit):
             rows = cursor.rows[cursor.index : min(stop, cursor.limit)]
-            done = self._kv.allocate_decodes(rows, self._table.num_computed[rows] + 1).num_done
+            after = self._table.num_computed[rows] + 1
+            done = self._kv.allocate_decodes(rows, after, num_lookahead_tokens=self._lookahead).num_done
             if done:
                 draft.decodes.append(rows[:done])
                 cursor.index += done
@@ -127,11 +145,30 @@ class StepBuilder:
         request = self._table.request(row)
         start = request.num_computed_tokens
         size = self._chunk_size(request, start, draft.budget)
-        while self._kv.allocate_slots(request, size) is None:
+        while self._kv.allocate_slots(request, size, num_lookahead_tokens=self._lookahead) is None:
             if not self._make_room(draft, cursor):
                 break
         else:
             draft.add_chunk(row, size)
+        cursor.index += 1
+
+    def _schedule_drafts(self, draft: StepDraft, cursor: "_Cursor") -> None:
+        """The last token and the drafts of the decoding row at the cursor. Nobody loses blocks for drafts."""
+        if cursor.index >= cursor.limit:
+            return
+        row, table = int(cursor.rows[cursor.index]), self._table
+        # The last token is sampled but never computed.
+        most = int(table.max_total[row] - table.num_tokens[row]) - 1
+        num_drafts = min(int(table.num_drafts[row]), draft.budget, most)
+        request = table.request(row)
+        while self._kv.allocate_slots(request, 1 + num_drafts, num_lookahead_tokens=self._lookahead) is None:
+            if num_drafts:
+                num_drafts = 0
+            elif not self._make_room(draft, cursor):
+                break
+        else:
+            draft.add_drafts(row, num_drafts)
+            table.num_drafts[row] = num_drafts
         cursor.index += 1
 
     def _make_room(self, draft: StepDraft, cursor: "_Cursor") -> bool:
@@ -203,8 +240,10 @@ class StepBuilder:
             request,
             size,
             hit=hit,
+            num_lookahead_tokens=0 if match.is_async else self._lookahead,
             num_external_tokens=match.num_tokens,
             delay_cache_blocks=match.is_async,
+            num_encoder_tokens=request.num_encoder_tokens,
         )
         if allocation is None:
             return False

@@ -14,7 +14,7 @@ from jaxkv.specs.attention import (
     SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
-from jaxkv.specs.base import KVCacheSpec, RequestLimits, blocks_touched, cdiv, check_int
+from jaxkv.specs.base import KVCacheSpec, RequestLimits, blocks_touched, cdiv, check_fraction, check_int
 from jaxkv.specs.state import MAMBA_CACHE_MODES, CrossAttentionSpec, MambaSpec, ScratchSpec
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "SlidingWindowSpec",
     "blocks_touched",
     "cdiv",
+    "check_fraction",
     "check_int",
 ]
 

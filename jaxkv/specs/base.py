@@ -19,6 +19,12 @@ def check_int(name: str, value: Any, minimum: int) -> None:
         raise JaxkvError(f"{name} must be an integer of at least {minimum}, not {value!r}")
 
 
+def check_fraction(name: str, value: Any) -> None:
+    """Raises JaxkvError unless `value` is a number (not a bool) in [0, 1)."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < 1.0:
+        raise JaxkvError(f"{name} must be a number in [0, 1), not {value!r}")
+
+
 def blocks_touched(num_tokens: int, block_size: int, start_granularity: int = 1) -> int:
     """The most blocks that `num_tokens` contiguous tokens can touch.
 
