@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -16,19 +16,24 @@ _FALLBACK = "xla"
 _already_said: set[str] = set()
 
 
-def refuses_nothing(place: StatePlace) -> None:
+def refuses_nothing(place: StatePlace, key_heads: int) -> None:
     """Any state is served."""
-    del place
+    del place, key_heads
 
 
 class Implementation(NamedTuple):
-    """One way to compute an operation. `refuses` says why a state's part cannot be served, or None."""
+    """One way to compute an operation.
+
+    refuses: says why a state's part, with so many key heads (0 where there are none), is not served, or None.
+    """
 
     run: Callable[..., StepResult]
-    refuses: Callable[[StatePlace], str | None] = refuses_nothing
+    refuses: Callable[[StatePlace, int], str | None] = refuses_nothing
 
 
-def choose(known: Mapping[str, Implementation], place: StatePlace, name: str | None) -> Callable[..., Any]:
+def choose(
+    known: Mapping[str, Implementation], place: StatePlace, name: str | None, key_heads: int = 0
+) -> Callable[..., StepResult]:
     """The implementation called `name`, or the platform's first choice if it serves the state.
 
     One that does not serve it falls back to "xla" and is logged once. Raises ValueError for an unknown name,
@@ -37,12 +42,12 @@ def choose(known: Mapping[str, Implementation], place: StatePlace, name: str | N
     if name is not None:
         if name not in known:
             raise ValueError(f"unknown implementation {name!r}, known: {', '.join(known)}")
-        reason = known[name].refuses(place)
+        reason = known[name].refuses(place, key_heads)
         if reason is not None:
             raise ValueError(f"implementation {name!r} does not serve {place.layout}: {reason}")
         return known[name].run
     first = _FIRST_CHOICE.get(jax.default_backend(), _FALLBACK)
-    reason = known[first].refuses(place)
+    reason = known[first].refuses(place, key_heads)
     if reason is None:
         return known[first].run
     message = f"{first} does not serve {place.layout} ({reason}): using {_FALLBACK}"

@@ -28,6 +28,15 @@ from pallas_kernels.recurrent.reference import (
 from pallas_kernels.recurrent.state_layout import StateLayout
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
+from pallas_kernels.recurrent.tpu.conv import causal_conv1d_tpu
+from pallas_kernels.recurrent.tpu.matrices import gated_delta_rule_tpu, ssd_tpu
+from pallas_kernels.recurrent.tpu.selective import selective_scan_tpu
+from pallas_kernels.recurrent.tpu.support import (
+    refuses_delta,
+    refuses_matrices,
+    refuses_rows,
+    refuses_selective,
+)
 from pallas_kernels.recurrent.xla.conv import causal_conv1d_xla
 from pallas_kernels.recurrent.xla.delta import gated_delta_rule_xla
 from pallas_kernels.recurrent.xla.selective import selective_scan_xla
@@ -36,15 +45,22 @@ from pallas_kernels.recurrent.xla.ssd import ssd_xla
 CAUSAL_CONV1D = {
     "reference": Implementation(causal_conv1d_reference),
     "xla": Implementation(causal_conv1d_xla),
+    "pallas_tpu": Implementation(causal_conv1d_tpu, refuses_rows),
 }
 SELECTIVE_SCAN = {
     "reference": Implementation(selective_scan_reference),
     "xla": Implementation(selective_scan_xla),
+    "pallas_tpu": Implementation(selective_scan_tpu, refuses_selective),
 }
-SSD = {"reference": Implementation(ssd_reference), "xla": Implementation(ssd_xla)}
+SSD = {
+    "reference": Implementation(ssd_reference),
+    "xla": Implementation(ssd_xla),
+    "pallas_tpu": Implementation(ssd_tpu, refuses_matrices),
+}
 GATED_DELTA_RULE = {
     "reference": Implementation(gated_delta_rule_reference),
     "xla": Implementation(gated_delta_rule_xla),
+    "pallas_tpu": Implementation(gated_delta_rule_tpu, refuses_delta),
 }
 
 
@@ -163,7 +179,7 @@ def ssd(
         _check_shape("d", d, (heads,))
         d = d.astype(jnp.float32)
     _check_part(place, (heads, head_size, b.shape[2]))
-    run = choose(SSD, place, implementation)
+    run = choose(SSD, place, implementation, b.shape[1])
     out, pages = run(SsdInputs(x, dt, a.astype(jnp.float32), b, c, d), pages, batch, table, place)
     return StepResult(out.astype(x.dtype), pages)
 
@@ -208,7 +224,7 @@ def gated_delta_rule(
     for name, value in {"g": g, "beta": beta}.items():
         _check_shape(name, value, (tokens, heads))
     _check_part(place, (heads, value_size, k.shape[2]))
-    run = choose(GATED_DELTA_RULE, place, implementation)
+    run = choose(GATED_DELTA_RULE, place, implementation, k.shape[1])
     dtype = q.dtype
     q, k = q.astype(jnp.float32), k.astype(jnp.float32)
     if l2norm_eps is not None:

@@ -12,8 +12,10 @@ on lanes, so a part `[*channels, size]` is stored as `[blocks, size, lanes]` in 
   divide evenly;
 - `[C]`: one block of size 1.
 
-float32: word i is element i. bfloat16: word i holds element i in its low half and element
-`i + ceil(elements / 2)` in its high half, so that both halves are runs of neighbouring channels.
+float32: word i is element i. bfloat16: a word is two elements of different runs, the first run in the low
+halves and the second in the high ones, so that unpacking never moves a lane. Pairs of runs follow each other.
+A run is a block if there is an even number of them, else the lanes of one row if there is an even number of
+rows, else half of them; else half of the part, rounded up.
 
 The largest part comes first. A part starts on a tile (8 rows of 128 words) if that leaves room for all, else
 on a row, else on the next word. What is left of the last page is never read or written.
@@ -150,25 +152,35 @@ class StateLayout:
         lead = stored.shape[:-3]
         return jnp.swapaxes(stored, -1, -2).reshape(*lead, *self.shapes[part])
 
+    def run_size(self, part: int) -> int:
+        """Elements of a run of a bfloat16 part."""
+        blocks, size, lanes = self.stored_shape(part)
+        if blocks % 2 == 0:
+            return size * lanes
+        if size % 2 == 0:
+            return lanes
+        return lanes // 2 if lanes % 2 == 0 else self.parts[part].size
+
     def words_of(self, part: int, stored: jax.Array) -> jax.Array:
-        """Words `uint32[..., count]` of a part `[..., blocks, size, lanes]`, rounded to its dtype."""
-        flat = stored.reshape(*stored.shape[:-3], prod(self.shapes[part]))
+        """Words `uint32[..., size]` of a part `[..., blocks, size, lanes]`, rounded to its dtype."""
+        lead, elements = stored.shape[:-3], prod(self.shapes[part])
+        flat = stored.reshape(*lead, elements)
         if self.dtypes[part] == "float32":
             return lax.bitcast_convert_type(flat.astype(jnp.float32), jnp.uint32)
         bits = lax.bitcast_convert_type(flat.astype(jnp.bfloat16), jnp.uint16).astype(jnp.uint32)
-        count = self.parts[part].size
-        low, high = bits[..., :count], bits[..., count:]
-        spare = 2 * count - bits.shape[-1]
-        high = jnp.pad(high, [(0, 0)] * (high.ndim - 1) + [(0, spare)])
-        return low | (high << 16)
+        size = self.parts[part].size
+        bits = jnp.pad(bits, [(0, 0)] * len(lead) + [(0, 2 * size - elements)])
+        pairs = bits.reshape(*lead, size // self.run_size(part), 2, self.run_size(part))
+        return (pairs[..., 0, :] | (pairs[..., 1, :] << 16)).reshape(*lead, size)
 
     def stored_of_words(self, part: int, words: jax.Array) -> jax.Array:
-        """The part in float32 `[..., blocks, size, lanes]` from its words `uint32[..., count]`."""
-        shape = *words.shape[:-1], *self.stored_shape(part)
+        """The part in float32 `[..., blocks, size, lanes]` from its words `uint32[..., size]`."""
+        lead, stored = words.shape[:-1], self.stored_shape(part)
         if self.dtypes[part] == "float32":
-            return lax.bitcast_convert_type(words, jnp.float32).reshape(shape)
-        low, high = unpack_pair(words)
-        return jnp.concatenate([low, high], axis=-1)[..., : prod(self.shapes[part])].reshape(shape)
+            return lax.bitcast_convert_type(words, jnp.float32).reshape(*lead, *stored)
+        size, run = self.parts[part].size, self.run_size(part)
+        pairs = jnp.stack(unpack_pair(words.reshape(*lead, size // run, run)), axis=-2)
+        return pairs.reshape(*lead, 2 * size)[..., : prod(stored)].reshape(*lead, *stored)
 
     def unpack(self, words: jax.Array) -> tuple[jax.Array, ...]:
         """The parts, in their shapes and dtypes, from `uint32[..., num_pages * page_words]`: all words."""

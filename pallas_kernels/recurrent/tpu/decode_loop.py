@@ -1,0 +1,168 @@
+"""Decodes on a TPU: one slab of one sequence's state after another, in and out of VMEM in two buffers each.
+
+read     [s0][s1][s2]
+compute      [s0][s1][s2]
+write            [s0][s1][s2]
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.batch import RaggedBatch
+from pallas_kernels.layout import LANES
+from pallas_kernels.recurrent.state_place import StatePlace
+from pallas_kernels.recurrent.state_table import StateTable
+from pallas_kernels.recurrent.tpu.slabs import SlabPlan, StatePages, state_pages
+
+
+class Operand(NamedTuple):
+    """An array and the block of it that a step sees: `index(seq, slab)`. `in_smem`: scalars."""
+
+    array: jax.Array
+    block: tuple[int, ...]
+    index: Callable[[Any, Any], tuple[Any, ...]]
+    in_smem: bool = False
+
+
+class DecodeResult(NamedTuple):
+    """Outputs `[S, ...]`, of any value for rows that are not decodes, and the pool."""
+
+    out: jax.Array
+    pages: jax.Array
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeLoop:
+    """One token of every decode. `compute(in_buffer, out_buffer, operand refs, out_ref)` does one slab.
+
+    out: shape of the outputs and their block, by the same `index` as an operand's.
+    """
+
+    place: StatePlace
+    num_slabs: int
+    compute: Callable[..., None]
+    out: Operand
+    name: str
+
+    def run(
+        self,
+        operands: list[Operand],
+        pages: jax.Array,
+        batch: RaggedBatch,
+        table: StateTable,
+        *,
+        interpret: Any,
+    ) -> DecodeResult:
+        """Steps over all rows of the table; only decodes cost anything."""
+        rows, kept = table.checkpoint_lens.shape
+        decodes = jnp.arange(rows) < batch.num_decodes
+        plan = SlabPlan.of(self.place, self.num_slabs)
+        reached = decodes[:, None] & (table.checkpoint_lens == batch.seq_lens[:, None])
+        scalars = (
+            (batch.num_decodes * self.num_slabs).reshape(1).astype(jnp.int32),
+            *state_pages(table.read, decodes, self.place),
+            *state_pages(table.write, decodes, self.place),
+            *(state_pages(table.checkpoint, reached, self.place) if kept else ()),
+        )
+
+        def spec(operand: Operand) -> pl.BlockSpec:
+            # Steps that are not live ask for the last live one's block, so nothing is copied for them.
+            def index(step, num_live, *_):
+                step = jnp.minimum(step, jnp.maximum(num_live[0] - 1, 0))
+                return operand.index(step // self.num_slabs, step % self.num_slabs)
+
+            space = {"memory_space": pltpu.SMEM} if operand.in_smem else {}
+            return pl.BlockSpec(operand.block, index, **space)
+
+        anywhere = pl.BlockSpec(memory_space=pl.ANY)
+        buffer = pltpu.VMEM((2, plan.rows, LANES), jnp.uint32)
+        out, pages = pl.pallas_call(
+            lambda *refs: self._kernel(plan, kept, len(operands), *refs),
+            grid_spec=pltpu.PrefetchScalarGridSpec(
+                num_scalar_prefetch=len(scalars),
+                grid=(rows * self.num_slabs,),
+                in_specs=[*(spec(operand) for operand in operands), anywhere],
+                out_specs=[spec(self.out), anywhere],
+                scratch_shapes=[
+                    buffer,
+                    buffer,
+                    pltpu.SemaphoreType.DMA((2,)),
+                    pltpu.SemaphoreType.DMA((2,)),
+                ],
+            ),
+            out_shape=[
+                jax.ShapeDtypeStruct(self.out.array.shape, jnp.float32),
+                jax.ShapeDtypeStruct(pages.shape, pages.dtype),
+            ],
+            input_output_aliases={len(scalars) + len(operands): 1},
+            compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
+            interpret=interpret,
+            name=self.name,
+        )(*scalars, *(operand.array for operand in operands), pages)
+        return DecodeResult(out, pages)
+
+    def _kernel(self, plan: SlabPlan, kept: int, num_operands: int, *refs) -> None:
+        num_live_ref, read_ids, read_live, write_ids, write_live, *refs = refs
+        reads, writes = StatePages(read_ids, read_live), StatePages(write_ids, write_live)
+        checkpoints = None
+        if kept:
+            kept_ids, kept_live, *refs = refs
+            checkpoints = StatePages(kept_ids, kept_live)
+        operand_refs, (_, out_ref, pages_ref, *scratch) = refs[:num_operands], refs[num_operands:]
+        read_buffers, write_buffers, read_semaphores, write_semaphores = scratch
+        step, num_live = pl.program_id(0), num_live_ref[0]
+        slot = step % 2
+
+        def at(step):
+            return step // self.num_slabs, step % self.num_slabs
+
+        def fetch(step, slot):
+            plan.start(
+                pages_ref, reads, *at(step), read_buffers.at[slot], read_semaphores.at[slot], to_pool=False
+            )
+
+        def wait_for_write(step, slot):
+            plan.wait(
+                pages_ref, writes, *at(step), write_buffers.at[slot], write_semaphores.at[slot], to_pool=True
+            )
+
+        @pl.when((step == 0) & (num_live > 0))
+        def _():
+            fetch(0, 0)
+
+        @pl.when(step + 1 < num_live)
+        def _():
+            fetch(step + 1, 1 - slot)
+
+        @pl.when(step < num_live)
+        def _():
+            in_buffer, out_buffer = read_buffers.at[slot], write_buffers.at[slot]
+            plan.wait(pages_ref, reads, *at(step), in_buffer, read_semaphores.at[slot], to_pool=False)
+            plan.clear(reads, at(step)[0], in_buffer)
+
+            @pl.when(step >= 2)
+            def _():
+                wait_for_write(step - 2, slot)
+
+            self.compute(in_buffer, out_buffer, operand_refs, out_ref)
+            for index in range(kept):
+                assert checkpoints is not None
+                state = at(step)[0] * kept + index
+                place = (pages_ref, checkpoints, state, at(step)[1], out_buffer, write_semaphores.at[slot])
+                plan.start(*place, to_pool=True)
+                plan.wait(*place, to_pool=True)
+            plan.start(pages_ref, writes, *at(step), out_buffer, write_semaphores.at[slot], to_pool=True)
+
+        @pl.when(step + 1 == num_live)
+        def _():
+            @pl.when(step >= 1)
+            def _():
+                wait_for_write(step - 1, 1 - slot)
+
+            wait_for_write(step, slot)

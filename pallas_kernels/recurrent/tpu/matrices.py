@@ -1,0 +1,228 @@
+"""Mamba 2 and the gated delta rule on a TPU: both keep a matrix `[size, 128]` for each block of channels.
+
+With key k, query q (Mamba 2: B and C), decay a and value v of a token, per block
+
+    S = a S,   add = v (Mamba 2: dt x)   or   beta (v - k S) (delta rule),   S = S + k^T add,   o = q S
+
+The size of a key is on sublanes of the state, channels are on lanes.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.batch import RaggedBatch
+from pallas_kernels.layout import LANES
+from pallas_kernels.recurrent.inputs import DeltaInputs, SsdInputs
+from pallas_kernels.recurrent.outputs import StepResult
+from pallas_kernels.recurrent.state_place import StatePlace
+from pallas_kernels.recurrent.state_table import StateTable
+from pallas_kernels.recurrent.tpu.decode_loop import DecodeLoop, Operand
+from pallas_kernels.recurrent.tpu.matrix_decode import decode_slab
+from pallas_kernels.recurrent.tpu.matrix_prefill import chunk_slab, pack_slab, unpack_slab
+from pallas_kernels.recurrent.tpu.prefill_loop import PrefillLoop
+from pallas_kernels.recurrent.tpu.schedule import cut, first_rows, merge, tile, untile
+from pallas_kernels.recurrent.tpu.support import is_packed
+
+CHUNK = 64
+DECODE_BLOCKS = 8
+"""Blocks of a slab in decode: 512 KiB of float32 at size 128; four such buffers are in VMEM."""
+PREFILL_BLOCKS = 4
+"""Blocks whose products run side by side in prefill, so that one's latency hides another's."""
+
+
+class Tokens(NamedTuple):
+    """q, k `[T, Hk, size]`; v `[T, H, P]`; logs `[T, H]`, of the decays; beta `[T, H]`, delta rule only."""
+
+    q: jax.Array
+    k: jax.Array
+    v: jax.Array
+    logs: jax.Array
+    beta: jax.Array | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatrixSizes:
+    """blocks of `together` heads of `head_size` channels (128 in all); `sharing` blocks read one key head."""
+
+    blocks: int
+    size: int
+    together: int
+    head_size: int
+    sharing: int
+
+    def slab(self, most: int, packed: bool) -> int:
+        """Blocks of a slab: at most `most`, whole key heads or a divisor of one's blocks."""
+        least = 2 if packed else 1
+        fitting = [
+            n
+            for n in range(least, most + 1, least)
+            if self.blocks % n == 0 and (n % self.sharing == 0 or self.sharing % n == 0)
+        ]
+        return max(fitting, default=self.blocks)
+
+    def keys(self, slab: int) -> int:
+        """Key heads that a slab of so many blocks reads."""
+        return max(slab // self.sharing, 1)
+
+    def wide(self, value: jax.Array) -> jax.Array:
+        """`[..., H]` as `[..., blocks, 128]`: every head's value on its lanes."""
+        lead = value.shape[:-1]
+        spread = jnp.broadcast_to(value[..., None], (*value.shape, self.head_size))
+        return spread.reshape(*lead, self.blocks, LANES)
+
+
+def sizes_of(place: StatePlace, key_heads: int) -> MatrixSizes:
+    """The sizes of a part `[H, P, size]` with so many key heads."""
+    heads, head_size, size = place.shape
+    together = LANES // head_size
+    return MatrixSizes(
+        blocks=heads // together,
+        size=size,
+        together=together,
+        head_size=head_size,
+        sharing=heads // key_heads // together,
+    )
+
+
+def ssd_tpu(
+    inputs: SsdInputs,
+    pages: jax.Array,
+    batch: RaggedBatch,
+    table: StateTable,
+    place: StatePlace,
+    *,
+    interpret: Any = False,
+) -> StepResult:
+    """Same contract as `ssd_reference`. `interpret` is `pallas_call`'s."""
+    x, dt = inputs.x.astype(jnp.float32), inputs.dt.astype(jnp.float32)
+    tokens = Tokens(inputs.c, inputs.b, dt[..., None] * x, dt * inputs.a, None)
+    out, pages = _run(tokens, pages, batch, table, place, interpret)
+    if inputs.d is not None:
+        real = (batch.seq_ids < batch.seq_lens.shape[0])[:, None, None]
+        out = out + jnp.where(real, inputs.d[:, None] * x, 0)
+    return StepResult(out, pages)
+
+
+def gated_delta_rule_tpu(
+    inputs: DeltaInputs,
+    pages: jax.Array,
+    batch: RaggedBatch,
+    table: StateTable,
+    place: StatePlace,
+    *,
+    interpret: Any = False,
+) -> StepResult:
+    """Same contract as `gated_delta_rule_reference`. `interpret` is `pallas_call`'s."""
+    q, k, v, g, beta = inputs
+    return _run(Tokens(q, k, v, g, beta), pages, batch, table, place, interpret)
+
+
+def _run(
+    tokens: Tokens, pages: jax.Array, batch: RaggedBatch, table: StateTable, place: StatePlace, interpret: Any
+) -> StepResult:
+    sizes = sizes_of(place, tokens.k.shape[1])
+    decoded, pages = _decode(tokens, sizes, pages, batch, table, place, interpret)
+    prefilled = None
+    if not batch.decode_only:
+        prefilled, pages = _prefill(tokens, sizes, pages, batch, table, place, interpret)
+    return StepResult(merge(decoded, prefilled, batch), pages)
+
+
+def _decode(
+    tokens: Tokens,
+    sizes: MatrixSizes,
+    pages: jax.Array,
+    batch: RaggedBatch,
+    table: StateTable,
+    place: StatePlace,
+    interpret: Any,
+) -> StepResult:
+    """Outputs `[S, H, P]`."""
+    rows = table.read.shape[0]
+    slab = sizes.slab(DECODE_BLOCKS, is_packed(place))
+    num_slabs, keys = sizes.blocks // slab, sizes.keys(slab)
+    per_key = max(sizes.sharing // slab, 1)
+
+    def key_operand(value: jax.Array) -> Operand:
+        array = first_rows(value, rows).reshape(rows, -1, keys, sizes.size)
+        return Operand(array, (1, 1, keys, sizes.size), lambda seq, slab: (seq, slab // per_key, 0, 0))
+
+    def channel_operand(value: jax.Array) -> Operand:
+        array = value.reshape(rows, num_slabs, slab, LANES)
+        return Operand(array, (1, 1, slab, LANES), lambda seq, slab: (seq, slab, 0, 0))
+
+    values = channel_operand(first_rows(tokens.v, rows))
+    operands = [
+        key_operand(tokens.q),
+        key_operand(tokens.k),
+        values,
+        channel_operand(sizes.wide(jnp.exp(first_rows(tokens.logs, rows)))),
+    ]
+    if tokens.beta is not None:
+        operands.append(channel_operand(sizes.wide(first_rows(tokens.beta, rows))))
+    loop = DecodeLoop(
+        place=place,
+        num_slabs=num_slabs,
+        compute=partial(decode_slab, sizes.size, max(slab // keys, 1), is_packed(place)),
+        out=values,
+        name="matrix_state_decode",
+    )
+    out, pages = loop.run(operands, pages, batch, table, interpret=interpret)
+    return StepResult(out.reshape(rows, *tokens.v.shape[1:]), pages)
+
+
+def _prefill(
+    tokens: Tokens,
+    sizes: MatrixSizes,
+    pages: jax.Array,
+    batch: RaggedBatch,
+    table: StateTable,
+    place: StatePlace,
+    interpret: Any,
+) -> StepResult:
+    """Outputs `[T, H, P]`."""
+    chunks = cut(batch, table, CHUNK)
+    count = chunks.seq.shape[0]
+    slab = sizes.slab(PREFILL_BLOCKS, is_packed(place))
+    num_slabs, keys = sizes.blocks // slab, sizes.keys(slab)
+    per_key = max(sizes.sharing // slab, 1)
+
+    def key_operand(value: jax.Array) -> Operand:
+        array = tile(value, chunks, CHUNK).transpose(0, 2, 1, 3)  # [N, Hk, L, size]
+        return Operand(
+            array, (1, keys, CHUNK, sizes.size), lambda chunk, slab: (chunk, slab // per_key, 0, 0)
+        )
+
+    def channel_operand(value: jax.Array) -> Operand:
+        array = value.reshape(count, CHUNK, sizes.blocks, LANES).transpose(0, 2, 1, 3)  # [N, blocks, L, 128]
+        return Operand(array, (1, slab, CHUNK, LANES), lambda chunk, slab: (chunk, slab, 0, 0))
+
+    logs = jnp.cumsum(tile(tokens.logs, chunks, CHUNK), axis=1)  # [N, L, H]
+    by_row = logs.transpose(0, 2, 1).reshape(count, sizes.blocks, sizes.together, CHUNK)
+    values = channel_operand(tile(tokens.v, chunks, CHUNK))
+    operands = [
+        key_operand(tokens.q),
+        key_operand(tokens.k),
+        values,
+        channel_operand(sizes.wide(logs)),
+        Operand(by_row, (1, slab, sizes.together, CHUNK), lambda chunk, slab: (chunk, slab, 0, 0)),
+    ]
+    if tokens.beta is not None:
+        operands.append(channel_operand(sizes.wide(tile(tokens.beta, chunks, CHUNK))))
+    loop = PrefillLoop(
+        place=place,
+        num_slabs=num_slabs,
+        state_shape=(slab, sizes.size, LANES),
+        unpack=partial(unpack_slab, sizes.size, is_packed(place)),
+        pack=partial(pack_slab, sizes.size, is_packed(place)),
+        compute=partial(chunk_slab, sizes.head_size, max(slab // keys, 1)),
+        out=values,
+        name="matrix_state_prefill",
+    )
+    out, pages = loop.run(operands, pages, chunks, batch, table, interpret=interpret)
+    out = out.transpose(0, 2, 1, 3).reshape(count, CHUNK, *tokens.v.shape[1:])
+    return StepResult(untile(out, chunks, batch), pages)

@@ -1,0 +1,90 @@
+"""One chunk on a slab of matrix states in VMEM, with matrix products."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.recurrent.tpu.slabs import pack_rows, unpack_rows
+from pallas_kernels.recurrent.tpu.triangle import unit_lower_inverse
+
+HIDDEN = -1e30  # exp gives 0
+
+
+def unpack_slab(size: int, packed: bool, words, state_ref) -> None:
+    """Blocks `[size, 128]` of words into `state_ref [slab, size, 128]`."""
+    halves = 2 if packed else 1
+    for block in range(state_ref.shape[0]):
+        rows = slice(block // halves * size, (block // halves + 1) * size)
+        state_ref[block] = unpack_rows(words[rows], packed, block % halves)
+
+
+def pack_slab(size: int, packed: bool, state_ref, words) -> None:
+    """The inverse of `unpack_slab`."""
+    halves = 2 if packed else 1
+    for first in range(0, state_ref.shape[0], halves):
+        rows = slice(first // halves * size, (first // halves + 1) * size)
+        words[rows] = pack_rows([state_ref[first + half] for half in range(halves)], packed)
+
+
+def chunk_slab(head_size: int, sharing: int, state_ref, num_tokens, operand_refs, out_ref) -> None:
+    """`sharing` blocks of the slab read one key head; rows past the tokens are zero in all operands.
+
+    operand_refs: q, k `[1, keys, L, size]`; v, and s (the running sums of the decays' logarithms)
+    `[1, slab, L, 128]`, s again `[1, slab, heads of a block, L]`; for the delta rule beta `[1, slab, L, 128]`.
+    Stages run over all blocks of the slab, so that their products overlap.
+    """
+    del num_tokens
+    q_ref, k_ref, v_ref, logs_ref, rows_ref, *beta_refs = operand_refs
+    slab, length = v_ref.shape[1], v_ref.shape[2]
+    blocks = range(slab)
+    keys = [block // sharing for block in blocks]
+    row = lax.broadcasted_iota(jnp.int32, (length, length), 0)
+    column = lax.broadcasted_iota(jnp.int32, (length, length), 1)
+
+    def decays(block: int, head: int) -> jax.Array:
+        """exp(s_i - s_j) for j up to i, else 0."""
+        own = logs_ref[0, block, :, head * head_size : head * head_size + 1]
+        other = rows_ref[0, block, head : head + 1, :]
+        return jnp.exp(jnp.where(row >= column, own - other, HIDDEN))
+
+    alike = [_product(q_ref[0, key], k_ref[0, key], 1, 1) for key in range(k_ref.shape[1])]
+    from_start = [jnp.exp(logs_ref[0, block]) for block in blocks]
+    asked = [from_start[b] * _product(q_ref[0, keys[b]], state_ref[b], 1, 0) for b in blocks]
+    heads = [[decays(block, head) for head in range(rows_ref.shape[2])] for block in blocks]
+    added = [v_ref[0, block] for block in blocks]
+    for beta_ref in beta_refs:  # a block is one head
+        among = [_product(k_ref[0, key], k_ref[0, key], 1, 1) for key in range(k_ref.shape[1])]
+        lower = [
+            jnp.where(row > column, beta_ref[0, b, :, :1] * heads[b][0] * among[keys[b]], 0) for b in blocks
+        ]
+        seen = [from_start[b] * _product(k_ref[0, keys[b]], state_ref[b], 1, 0) for b in blocks]
+        wanted = [beta_ref[0, b] * (added[b] - seen[b]) for b in blocks]
+        inverses = unit_lower_inverse(lower)
+        added = [_product(inverse, value, 1, 0) for inverse, value in zip(inverses, wanted, strict=True)]
+    for b in blocks:
+        weights = jnp.concatenate([decay * alike[keys[b]] for decay in heads[b]], axis=1)
+        out_ref[0, b] = asked[b] + _product(weights, _by_head(added[b], head_size), 1, 0)
+    for b in blocks:
+        last = logs_ref[0, b, length - 1 :, :]
+        weighted = jnp.exp(last - logs_ref[0, b]) * added[b]
+        state_ref[b] = jnp.exp(last) * state_ref[b] + _product(k_ref[0, keys[b]], weighted, 0, 0)
+
+
+def _by_head(value: jax.Array, head_size: int) -> jax.Array:
+    """`[L, 128]` once for each head, one below the other, zero on the other heads' lanes."""
+    heads = value.shape[1] // head_size
+    if heads == 1:
+        return value
+    head = lax.broadcasted_iota(jnp.int32, value.shape, 1) // head_size
+    return jnp.concatenate([jnp.where(head == index, value, 0) for index in range(heads)], axis=0)
+
+
+def _product(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
+    """The matrix product over one axis of each, in float32."""
+    return lax.dot_general(
+        a,
+        b,
+        (((a_axis,), (b_axis,)), ((), ())),
+        precision=lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )

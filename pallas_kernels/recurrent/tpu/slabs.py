@@ -1,0 +1,105 @@
+"""Moving a state's words between the pool and VMEM, a slab of rows at a time."""
+
+from dataclasses import dataclass
+from math import gcd
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.layout import LANES, float_of, unpack_pair
+from pallas_kernels.recurrent.state_place import StatePlace
+
+
+class StatePages(NamedTuple):
+    """States in SMEM, int32: state i has pages `ids[i * num_pages + k]` and is real where `live[i]` is 1."""
+
+    ids: jax.Array
+    live: jax.Array
+
+
+def state_pages(blocks: jax.Array, wanted: jax.Array, place: StatePlace) -> StatePages:
+    """The states in `blocks` `[..., P]`, real where `wanted` `[...]` and the first block is not 0."""
+    live = (wanted & (blocks[..., 0] != 0)).astype(jnp.int32)
+    return StatePages(place.page_ids(blocks).reshape(-1).astype(jnp.int32), live.reshape(-1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlabPlan:
+    """A part cut into slabs of `rows` rows of 128 words; its first row is `first_row` of the state's pages."""
+
+    first_row: int
+    rows: int
+    page_rows: int
+    num_pages: int
+
+    @classmethod
+    def of(cls, place: StatePlace, num_slabs: int) -> "SlabPlan":
+        """The part in `num_slabs` slabs; it must be whole rows that divide into so many."""
+        return cls(
+            first_row=place.words.start // LANES,
+            rows=place.words.size // LANES // num_slabs,
+            page_rows=place.layout.page_rows,
+            num_pages=place.layout.num_pages,
+        )
+
+    @property
+    def piece(self) -> int:
+        """Rows of one copy: the most that never cross a page's end, wherever the slab begins."""
+        return gcd(self.first_row, self.rows, self.page_rows)
+
+    def _copy(self, index, pages_ref, states, state, slab, buffer, semaphore, to_pool):
+        """The copy of piece number `index` of a slab."""
+        ids_ref, _ = states
+        row = self.first_row + slab * self.rows + index * self.piece
+        page = ids_ref[state * self.num_pages + row // self.page_rows]
+        in_page = pages_ref.at[page, pl.ds(row % self.page_rows, self.piece)]
+        here = buffer.at[pl.ds(pl.multiple_of(index * self.piece, self.piece), self.piece)]
+        source, target = (here, in_page) if to_pool else (in_page, here)
+        return pltpu.make_async_copy(source, target, semaphore)
+
+    def _each(self, act) -> None:
+        lax.fori_loop(0, self.rows // self.piece, lambda index, _: act(index), None)
+
+    def start(self, pages_ref, states, state, slab, buffer, semaphore, *, to_pool: bool) -> None:
+        """Starts the copies of a slab into `buffer` `[rows, 128]`, or of it into the pool, if it is real."""
+
+        @pl.when(states.live[state] == 1)
+        def _():
+            self._each(
+                lambda i: self._copy(i, pages_ref, states, state, slab, buffer, semaphore, to_pool).start()
+            )
+
+    def clear(self, states, state, buffer) -> None:
+        """Zeroes `buffer` for a state that is not real."""
+
+        @pl.when(states.live[state] == 0)
+        def _():
+            buffer[...] = jnp.zeros_like(buffer)
+
+    def wait(self, pages_ref, states, state, slab, buffer, semaphore, *, to_pool: bool) -> None:
+        """Waits for what `start` has started."""
+
+        @pl.when(states.live[state] == 1)
+        def _():
+            self._each(
+                lambda i: self._copy(i, pages_ref, states, state, slab, buffer, semaphore, to_pool).wait()
+            )
+
+
+def unpack_rows(words, packed: bool, half: int) -> jax.Array:
+    """float32 of words; of the low (0) or high (1) halves where two bfloat16 are packed in one."""
+    return unpack_pair(words)[half] if packed else float_of(words)
+
+
+def pack_rows(values: list[jax.Array], packed: bool) -> jax.Array:
+    """Words of one float32 array, or of two as bfloat16: the inverse of `unpack_rows`."""
+    bits = [lax.bitcast_convert_type(value, jnp.uint32) for value in values]
+    if not packed:
+        return bits[0]
+    # Rounded to the nearest, ties to even, by carrying into the upper half.
+    low, high = (b + jnp.uint32(0x7FFF) + ((b >> 16) & jnp.uint32(1)) for b in bits)
+    return (low >> 16) | (high & jnp.uint32(0xFFFF0000))
