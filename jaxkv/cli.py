@@ -13,6 +13,7 @@ from jaxkv.errors import JaxkvError
 COMMANDS = {
     "generate": "answer prompts with a model",
     "plan": "show how a model's cache is laid out and what fits",
+    "replay": "replay a trace of requests and measure hit rates",
     "scenario": "run or check a cache scenario written as JSON",
 }
 

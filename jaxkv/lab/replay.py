@@ -29,7 +29,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class PoolSample:
-    """The pool when `num_ended` requests have ended, as parts of its usable blocks."""
+    """The pool as request number `num_ended` ends, as parts of its usable blocks."""
 
     num_ended: int
     seconds: float
@@ -58,7 +58,6 @@ class Replay:
     num_generated: int = 0
     num_hits_counted: int = 0
     states_kept: int = 0
-    peak_held: float = 0.0
     partial: bool = False
     refused: list[tuple[str, str]] = field(default_factory=list)
     samples: list[PoolSample] = field(default_factory=list)
@@ -135,11 +134,13 @@ class _Run:
                 raise JaxkvError("the scheduler found nothing to do while requests wait")
             self._count(1, len(output))
             result.num_computed += output.total_num_scheduled_tokens
+            pool = self._cache.pool
+            free, plain = pool.num_free, len(pool.plain_ids())
             ended = scheduler.update_from_output(output, no_tokens[: len(output.sampling)]).finished
             for _ in ended:
                 result.num_ended += 1
                 if result.num_ended % self._sample_every == 0:
-                    self._sample()
+                    self._sample(free, plain)
                 if progress is not None:
                     progress(result.num_ended + len(result.refused), result.num_requests)
 
@@ -179,13 +180,13 @@ class _Run:
         wait = self._trace.requests[self._next].arrival - self.result.seconds
         return max(0, int(np.ceil(wait / self._settings.step_seconds)))
 
-    def _sample(self) -> None:
-        """As the accounts stand: they are not brought up to date, which would change what comes after."""
-        pool, result = self._cache.pool, self.result
-        usable = max(1, pool.num_blocks - 1)
-        held = 1 - pool.num_free / usable
-        cached = (pool.num_free - len(pool.plain_ids())) / usable
-        result.peak_held = max(result.peak_held, held)
+    def _sample(self, num_free: int, num_plain: int) -> None:
+        """The pool before a request gave up its blocks, as the accounts stood: they are not brought up to
+        date, which would change what comes after.
+        """
+        result = self.result
+        usable = max(1, result.plan.usable_blocks)
+        held, cached = 1 - num_free / usable, (num_free - num_plain) / usable
         result.samples.append(PoolSample(result.num_ended, result.seconds, held, cached))
 
     def finish(self) -> Replay:

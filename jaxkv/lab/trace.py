@@ -1,5 +1,6 @@
 """A trace in memory: requests in the order of their arrival, whatever file they came from."""
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,10 @@ class Trace:
     num_skipped_lines: int = 0
     has_content: bool = True
     notes: tuple[str, ...] = ()
+
+    def first(self, num_requests: int) -> "Trace":
+        """The trace up to its request number `num_requests`."""
+        return dataclasses.replace(self, requests=self.requests[:num_requests])
 
     @property
     def num_prompt_tokens(self) -> int:

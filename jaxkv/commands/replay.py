@@ -1,0 +1,284 @@
+"""`jaxkv replay`: how often prompts of a trace hit, for any model and memory, with no accelerator."""
+
+import argparse
+import json
+import os
+from collections.abc import Callable
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from jaxkv.commands.plan import add_machine, add_serving
+from jaxkv.commands.plan_inputs import inputs_of
+from jaxkv.errors import JaxkvError
+from jaxkv.lab.flops import model_cost
+from jaxkv.lab.generator import PATTERNS, generate
+from jaxkv.lab.job import Job, run_job
+from jaxkv.lab.loading import FORMATS, load_trace
+from jaxkv.lab.progress import ProgressBar
+from jaxkv.lab.report import format_report
+from jaxkv.lab.settings import CLOCKS, ReplaySettings
+from jaxkv.lab.sweep import run_sweep
+from jaxkv.lab.trace import Trace
+
+INTERRUPTED = 130
+SWEEPABLE = (
+    "memory", "blocks", "fits", "accelerator", "policy", "retention", "eviction", "clock", "block-size"
+)  # fmt: skip
+GENERATED_BLOCK = 16
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `jaxkv replay`."""
+    _add_trace(parser)
+    parser.add_argument("--model", help="a config.json, a folder with one, a GGUF file, or gemma3-270m")
+    parser.add_argument("--layers", metavar="FILE", help="a JSON list of layers instead of a model")
+    add_machine(parser)
+    add_serving(parser)
+    parser.set_defaults(block_size=None)
+    _add_replay(parser)
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", metavar="FILE", help="write the report; - for standard output")
+    group.add_argument("--html", metavar="FILE", help="write a page with drawings")
+    group.add_argument("--verify", metavar="REPORT", help="replay as a report says and compare the digests")
+
+
+def _add_trace(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("trace")
+    group.add_argument("--trace", metavar="FILE", help="a trace of requests")
+    group.add_argument("--format", choices=FORMATS, help="of the trace (default: told from its first line)")
+    group.add_argument(
+        "--generate", metavar="PATTERN", help=f"a made-up trace: {', '.join(PATTERNS)} or mixed"
+    )
+    group.add_argument(
+        "--requests", type=int, help="replay only so many, or generate so many (default: 1000)"
+    )
+    group.add_argument("--seed", type=int, default=0, help="of a made-up trace (default: 0)")
+    group.add_argument(
+        "--tokenizer", metavar="FILE", help="a tokenizer.json, for text (default: a token a byte)"
+    )
+    group.add_argument("--skip-bad-lines", action="store_true", help="count bad lines and go on")
+
+
+def _add_replay(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("replay")
+    group.add_argument("--blocks", type=int, metavar="N", help="usable blocks instead of a memory")
+    group.add_argument(
+        "--fits", type=float, metavar="N", help="memory for N requests of the maximum length instead"
+    )
+    group.add_argument("--infinite", action="store_true", help="memory for everything instead")
+    group.add_argument(
+        "--retention", default="sparse", help="sparse, dense, or an interval in tokens (default: sparse)"
+    )
+    group.add_argument("--clock", default="sequential", choices=CLOCKS, help="when requests arrive")
+    group.add_argument(
+        "--step-seconds", type=float, default=0.02, help="of a step, for --clock trace (default: 0.02)"
+    )
+    group.add_argument(
+        "--sweep",
+        metavar="NAME=A:B,NAME=C:D",
+        help=f"replay with every combination; names: {', '.join(SWEEPABLE)}",
+    )
+    group.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes of a sweep")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 1 where --verify finds other decisions, 130 after Ctrl-C: what was measured is printed then."""
+    if args.verify is not None:
+        return _verify(args.verify)
+    load = _loader(args)
+    reports = _run(args, load)
+    failed = [report for report in reports if "error" in report]
+    for report in failed:
+        print(f"{report['asked']['sweep']}: {report['error']}")
+    measured = [report for report in reports if "error" not in report]
+    if args.html is not None and measured:
+        # The page needs the plotting library of the extra `lab`.
+        _write("--html", args.html, _page(measured))
+    if args.json is not None:
+        text = json.dumps(reports[0] if args.sweep is None else {"sweep": reports}, indent=1)
+        if args.json == "-":
+            print(text)
+        else:
+            _write("--json", args.json, text + "\n")
+    if args.json != "-":
+        print("\n\n".join(_headed(report) for report in measured))
+    return INTERRUPTED if any(report["partial"] for report in measured) else 0
+
+
+def _page(reports: list[dict[str, Any]]) -> str:
+    try:
+        from jaxkv.lab.page import report_page
+    except ModuleNotFoundError as error:
+        raise JaxkvError(
+            f"--html needs {error.name}, which is not installed: pip install 'jaxkv[lab]'"
+        ) from None
+    return report_page(reports)
+
+
+def _headed(report: dict[str, Any]) -> str:
+    setting = report["asked"].get("sweep")
+    return (f"== {setting}\n" if setting else "") + format_report(report)
+
+
+def _write(option: str, path: str, text: str) -> None:
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise JaxkvError(f"cannot write {option} {path}: {error.strerror}") from None
+
+
+# The trace
+
+
+def _loader(args: argparse.Namespace) -> Callable[[], Trace]:
+    """Loads the trace; picklable, for the processes of a sweep. Raises JaxkvError for odd combinations."""
+    if (args.trace is None) == (args.generate is None):
+        raise JaxkvError("give either --trace FILE or --generate PATTERN")
+    if args.requests is not None and args.requests < 1:
+        raise JaxkvError(f"--requests must be at least 1, got {args.requests}")
+    if args.generate is not None:
+        return partial(generate, args.generate, args.requests or 1000, args.seed)
+    return partial(_load, args.trace, args.format, args.requests, args.tokenizer, args.skip_bad_lines)
+
+
+def _load(
+    path: str, trace_format: str | None, requests: int | None, tokenizer: str | None, skip_bad_lines: bool
+) -> Trace:
+    options: dict[str, Any] = {} if tokenizer is None else {"tokenize": _tokenizer(tokenizer)}
+    trace = load_trace(path, trace_format, skip_bad_lines=skip_bad_lines, **options)
+    return trace if requests is None else trace.first(requests)
+
+
+def _tokenizer(path: str) -> Callable[[str], list[int]]:
+    try:
+        from jaxkv.engine.tokenizer import tokenizer_from_json
+    except ModuleNotFoundError as error:
+        raise JaxkvError(
+            f"--tokenizer needs {error.name}, which is not installed: pip install 'jaxkv[engine]'"
+        ) from None
+    return tokenizer_from_json(Path(path), None).encode
+
+
+# The jobs
+
+
+def _run(args: argparse.Namespace, load: Callable[[], Trace]) -> list[dict[str, Any]]:
+    trace = load()
+    if args.sweep is None:
+        bar = ProgressBar("replaying")
+        try:
+            return [run_job(_job(args, trace, None), trace, bar)]
+        finally:
+            bar.close()
+    settings = _combinations(args)
+    jobs = [_job(changed, trace, words) for changed, words in settings]
+    bar = ProgressBar("replays")
+    try:
+        return run_sweep(jobs, load, max(1, min(args.jobs, len(jobs))), lambda done: bar(done, len(jobs)))
+    finally:
+        bar.close()
+
+
+def _combinations(args: argparse.Namespace) -> list[tuple[argparse.Namespace, str]]:
+    """Every combination of the values of --sweep, and its name."""
+    names: list[str] = []
+    values: list[list[str]] = []
+    for part in args.sweep.split(","):
+        name, _, listed = part.partition("=")
+        if name not in SWEEPABLE or not all(listed.split(":")):
+            raise JaxkvError(
+                f"--sweep {part!r} is not NAME=VALUE:VALUE with a name of {', '.join(SWEEPABLE)}"
+            )
+        names.append(name)
+        values.append(listed.split(":"))
+    combined = []
+    for chosen in product(*values):
+        changed = argparse.Namespace(**vars(args))
+        for name, value in zip(names, chosen, strict=True):
+            setattr(changed, name.replace("-", "_"), _typed(name, value))
+        combined.append((changed, ", ".join(f"{n} {v}" for n, v in zip(names, chosen, strict=True))))
+    return combined
+
+
+def _typed(name: str, value: str) -> str | int | float:
+    try:
+        if name in ("blocks", "block-size"):
+            return int(value)
+        return float(value) if name == "fits" else value
+    except ValueError:
+        raise JaxkvError(f"--sweep {name}={value}: {value!r} is not a number") from None
+
+
+def _job(args: argparse.Namespace, trace: Trace, sweep: str | None) -> Job:
+    given = [name for name in ("blocks", "fits", "memory") if getattr(args, name) is not None]
+    given += ["infinite"] if args.infinite else []
+    if len(given) > 1:
+        raise JaxkvError(f"give one of --{', --'.join(given)}")
+    if args.blocks is not None and args.blocks < 1:
+        raise JaxkvError(f"--blocks must be at least 1, got {args.blocks}")
+    if args.fits is not None and not args.fits > 0:
+        raise JaxkvError(f"--fits must be more than 0, got {args.fits}")
+    if (args.model is None) == (args.layers is None):
+        raise JaxkvError("give either --model MODEL or --layers FILE")
+    asked = {name: value for name, value in vars(args).items() if name not in _NOT_ASKED}
+    args = argparse.Namespace(**vars(args))
+    if args.block_size is None:
+        args.block_size = trace.block_size or GENERATED_BLOCK
+    inputs = inputs_of(args, args.model)
+    settings = ReplaySettings(
+        clock=args.clock,
+        step_seconds=args.step_seconds,
+        retention_interval=_retention(args.retention),
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+    )
+    return Job(
+        model=inputs.name,
+        specs=inputs.specs,
+        config=inputs.config,
+        memory=inputs.memory,
+        settings=settings,
+        cost=model_cost(inputs.cache) if inputs.cache is not None else None,
+        num_blocks=args.blocks,
+        fits=args.fits,
+        keep_everything=args.infinite,
+        about={**asked, "sweep": sweep},
+    )
+
+
+_NOT_ASKED = ("command", "json", "html", "verify", "sweep", "jobs")
+
+
+def _retention(text: str) -> int | None:
+    if text in ("sparse", "dense"):
+        return 0 if text == "sparse" else None
+    if text.isdecimal():
+        return int(text)
+    raise JaxkvError(f"--retention must be sparse, dense or a number of tokens, got {text!r}")
+
+
+# Checking a report
+
+
+def _verify(path: str) -> int:
+    try:
+        saved = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise JaxkvError(f"cannot read the report {path}: {error}") from None
+    reports = saved.get("sweep", [saved]) if isinstance(saved, dict) else []
+    checkable = [r for r in reports if isinstance(r, dict) and "digest" in r and not r.get("partial")]
+    if not checkable:
+        raise JaxkvError(f"{path} holds no complete report of `jaxkv replay --json`")
+    differing = 0
+    for report in checkable:
+        args = argparse.Namespace(**report["asked"])
+        trace = _loader(args)()
+        again = run_job(_job(args, trace, report["asked"].get("sweep")), trace)
+        same = again["digest"] == report["digest"]
+        differing += not same
+        words = "same digest" if same else f"digest {again['digest']}, the report has {report['digest']}"
+        rates = f"token hit rate {again['token_hit_rate']:.4f}, reported {report['token_hit_rate']:.4f}"
+        print(f"{report['asked'].get('sweep') or path}: {words}; {rates}")
+    return 1 if differing else 0

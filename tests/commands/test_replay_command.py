@@ -1,0 +1,100 @@
+"""`jaxkv replay`: what is read, printed, checked and refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from jaxkv.cli import main
+from jaxkv.lab import replay as lab_replay
+
+TRACES = Path(__file__).parents[1] / "lab" / "data"
+MODEL = str(Path(__file__).parents[1] / "model_config" / "data" / "configs" / "gemma-3-1b.json")
+MOONCAKE = ["--trace", str(TRACES / "mooncake_head.jsonl"), "--model", MODEL]
+MADE_UP = ["--generate", "chat", "--requests", "12", "--model", MODEL, "--max-model-len", "8192"]
+
+
+def run(*words: str) -> int:
+    return main(["replay", *words])
+
+
+def test_a_report_is_printed_written_and_found_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    assert run(*MOONCAKE, "--fits", "0.5", "--max-model-len", "32768", "--json", str(path)) == 0
+    printed = capsys.readouterr().out
+    report = json.loads(path.read_text())
+    assert f"token hit rate {report['token_hit_rate']:.4f}" in printed
+    assert report["settings"]["clock"] == "sequential"
+    assert report["trace"]["block_size"] == report["plan"]["hash_block_size"] == 512
+    assert run("--verify", str(path)) == 0
+    assert "same digest" in capsys.readouterr().out
+    report["digest"] = "0" * 64
+    path.write_text(json.dumps(report))
+    assert run("--verify", str(path)) == 1
+    assert "the report has 0000" in capsys.readouterr().out
+
+
+def test_finer_blocks_are_said_to_give_a_lower_bound(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*MOONCAKE, "--infinite", "--block-size", "16", "--json", "-") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert any("lower bound" in note for note in report["trace"]["notes"])
+    assert not any(loss["cause"] == "evicted" for loss in report["tokens"]["lost"])
+
+
+def test_a_sweep_replays_every_combination(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "sweep.json"
+    words = ["--sweep", "memory=256MiB:1KiB,retention=sparse:dense", "--jobs", "2", "--json", str(path)]
+    assert run(*MADE_UP, *words) == 0
+    reports = json.loads(path.read_text())["sweep"]
+    assert [report["asked"]["sweep"] for report in reports] == [
+        "memory 256MiB, retention sparse",
+        "memory 256MiB, retention dense",
+        "memory 1KiB, retention sparse",
+        "memory 1KiB, retention dense",
+    ]
+    assert [report.get("error") is None for report in reports] == [True, True, False, False]
+    assert reports[0]["settings"]["retention_interval"] == 0
+    assert reports[1]["settings"]["retention_interval"] is None
+    assert "memory 1KiB, retention sparse: " in capsys.readouterr().out
+
+
+def test_an_interrupt_prints_what_was_measured(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    update = lab_replay.Scheduler.update_from_output
+    calls = 0
+
+    def interrupted(*args: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls > 100:
+            raise KeyboardInterrupt
+        return update(*args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lab_replay.Scheduler, "update_from_output", interrupted)
+    assert run(*MADE_UP, "--memory", "256MiB") == 130
+    assert "PARTIAL: interrupted after" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--model", MODEL], "give either --trace FILE or --generate PATTERN"),
+        ([*MADE_UP, "--trace", "x"], "give either --trace FILE or --generate PATTERN"),
+        (["--generate", "chat"], "give either --model MODEL or --layers FILE"),
+        ([*MADE_UP, "--blocks", "5", "--infinite"], "give one of --blocks, --infinite"),
+        ([*MADE_UP, "--retention", "some"], "--retention must be sparse, dense or a number of tokens"),
+        ([*MADE_UP, "--retention", "17"], "the retention interval 17 is not a multiple of"),
+        ([*MADE_UP, "--fits", "0"], "--fits must be more than 0, got 0.0"),
+        ([*MADE_UP, "--sweep", "seed=1:2"], "--sweep 'seed=1:2' is not NAME=VALUE:VALUE"),
+        ([*MADE_UP, "--sweep", "blocks=x"], "--sweep blocks=x: 'x' is not a number"),
+        ([*MADE_UP, "--requests", "0"], "--requests must be at least 1, got 0"),
+        (["--verify", "/nonexistent"], "cannot read the report /nonexistent"),
+        (["--trace", "/nonexistent", "--model", MODEL], "cannot read the trace /nonexistent"),
+    ],
+)
+def test_bad_input_is_refused_by_name(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*words) == 2
+    assert why in capsys.readouterr().err
