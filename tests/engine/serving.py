@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from jaxkv.cache_manager import KVCacheManager
@@ -15,6 +15,7 @@ from jaxkv.engine.sampling_params import SamplingParams
 from jaxkv.engine.tokenizer import StreamDecoder
 from jaxkv.planning import CachePlan, PlanConfig, make_plan
 from jaxkv.scheduling import Scheduler, SchedulerConfig
+from jaxkv.specs import MambaSpec
 
 ROOT = Path(__file__).parents[2]
 MAX_NUM_SEQS = 4
@@ -65,9 +66,14 @@ class Bench:
         tokens_a_step: int = MAX_TOKENS_A_STEP,
         buckets: Sequence[Bucket] | None = None,
         overlap: bool = False,
+        max_model_len: int | None = None,
+        num_checkpoints: int | None = None,
         seed: int = 0,
     ) -> Engine:
-        plan = tiny_plan(self.loaded, num_blocks, batches_in_flight=2 if overlap else 1)
+        """num_checkpoints: states that a step may leave inside a chunk; None: as many as the runner's steps
+        can.
+        """
+        plan = self._plan(num_blocks, 2 if overlap else 1, max_model_len, num_checkpoints)
         cache_manager = KVCacheManager(plan, enable_caching=caching, max_num_seqs=max_num_seqs)
         self.runner.buckets = self.buckets if buckets is None else tuple(buckets)
         config = SchedulerConfig(
@@ -81,6 +87,26 @@ class Bench:
             end_token_ids=self.loaded.end_token_ids,
             seed=seed,
         )
+
+    def _plan(
+        self, num_blocks: int, batches_in_flight: int, max_model_len: int | None, num_checkpoints: int | None
+    ) -> CachePlan:
+        """The runner's plan with other limits."""
+        plan = self.runner.plan
+        limits = replace(
+            plan.limits,
+            max_in_flight_tokens=self.buckets[-1].num_tokens * batches_in_flight,
+            max_model_len=max_model_len or plan.max_model_len,
+        )
+        groups = plan.groups
+        if num_checkpoints is not None:
+            groups = tuple(
+                replace(group, spec=replace(group.spec, num_prefill_checkpoint_blocks=num_checkpoints))
+                if isinstance(group.spec, MambaSpec)
+                else group
+                for group in groups
+            )
+        return replace(plan, groups=groups, num_blocks=num_blocks, limits=limits)
 
 
 def run_to_end(engine: Engine, limit: int = 10_000) -> dict[str, RequestOutput]:

@@ -1,0 +1,44 @@
+"""Serving tiny models with recurrent layers in tests: one compiled runner a family."""
+
+from pathlib import Path
+
+import jax.numpy as jnp
+
+from jaxkv.engine.buckets import make_buckets
+from jaxkv.engine.loading import load_model
+from jaxkv.engine.poison import NAN_WORD, PoisoningRunner
+from jaxkv.planning import PlanConfig, make_plan
+from tests.engine.serving import Bench, load_script
+
+FAMILIES = {"jamba": 3}
+"""Layers of each family's model: the fewest that have all its kinds."""
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 600
+MAX_NUM_SEQS = 4
+MAX_TOKENS_A_STEP = 64
+MAX_MODEL_LEN = 1100
+
+
+def make_bench(family: str, folder: Path) -> Bench:
+    """A model in `folder` and its runner, whose steps can leave a state inside a chunk."""
+    load_script("make_tiny_checkpoint").write_checkpoint(family, folder, num_layers=FAMILIES[family])
+    loaded = load_model(folder, "float32")
+    config = PlanConfig(
+        max_model_len=MAX_MODEL_LEN,
+        max_num_batched_tokens=MAX_TOKENS_A_STEP,
+        max_num_seqs=MAX_NUM_SEQS,
+        batches_in_flight=2,
+        num_gpu_blocks_override=NUM_BLOCKS,
+    )
+    plan = make_plan(loaded.cache_specs(BLOCK_SIZE, num_checkpoints=1), config, 2**30)
+    buckets = make_buckets(
+        max_num_seqs=MAX_NUM_SEQS,
+        max_num_batched_tokens=MAX_TOKENS_A_STEP,
+        decode_seqs=(MAX_NUM_SEQS,),
+        prefill_tokens=(MAX_TOKENS_A_STEP,),
+    )
+    runner = PoisoningRunner(loaded.model, plan, buckets=buckets, max_num_seqs=MAX_NUM_SEQS)
+    runner.compile()
+    runner.pages = jnp.full_like(runner.pages, NAN_WORD)
+    return Bench(loaded, runner, buckets)
