@@ -40,6 +40,22 @@ class ConfigFields:
         """A finite number above zero, or None where the field is absent."""
         return None if self.get(name) is None else self.positive(name)
 
+    def fraction(self, name: str, default: Any = _REQUIRED) -> float:
+        """A number above zero, at most one."""
+        value = self.positive(name, default)
+        if value > 1:
+            raise self.refusal(name, "a number above 0, at most 1")
+        return value
+
+    def words(self, name: str, count: int, known: Sequence[str]) -> tuple[str, ...] | None:
+        """A list of `count` of the `known` words, or None where the field is absent."""
+        value = self.get(name)
+        if value is None:
+            return None
+        if not isinstance(value, list) or len(value) != count or any(word not in known for word in value):
+            raise self.refusal(name, f"a list of {count} of {tuple(known)}")
+        return tuple(value)
+
     def section(self, name: str) -> "ConfigFields":
         """The fields of a nested object; none where it is absent."""
         value = self.get(name, {})

@@ -10,21 +10,21 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from jaxkv.specs import FullAttentionSpec, KVCacheSpec, SlidingWindowSpec
+from jaxkv.specs import KVCacheSpec
+from models.attention import NormedAttention, attention_spec
 from models.causal_lm import CausalLM, layer_name
 from models.gemma3_config import Gemma3Config
-from models.linear import linear, vocabulary_logits
+from models.linear import vocabulary_logits
 from models.mlp import GatedMLP
 from models.norms import RMSNorm
 from models.paged_cache import PagedCache
-from models.rope import Rotation, rotate, rotation
+from models.rope import Rotation, rotation
 
 
 def cache_specs(config: Gemma3Config, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
     """What each layer keeps, by layer name, with `block_size` tokens a block and elements of `dtype`."""
-    heads = {"num_kv_heads": config.num_kv_heads, "head_size": config.head_size, "dtype": dtype}
-    full = FullAttentionSpec(block_size=block_size, **heads)
-    window = SlidingWindowSpec(block_size=block_size, sliding_window=config.sliding_window, **heads)
+    full = attention_spec(config.attention, block_size, dtype)
+    window = attention_spec(config.attention, block_size, dtype, config.sliding_window)
     return {layer_name(i): window if config.is_sliding[i] else full for i in range(config.num_layers)}
 
 
@@ -32,34 +32,18 @@ def _gelu(x: jax.Array) -> jax.Array:
     return jax.nn.gelu(x, approximate=True)
 
 
-class Attention(nnx.Module):
-    def __init__(self, config: Gemma3Config, index: int, dtype: jnp.dtype):
-        self.config, self.index = config, index
-        q_size, kv_size = config.num_heads * config.head_size, config.num_kv_heads * config.head_size
-        self.qkv = nnx.Param(jnp.zeros((q_size + 2 * kv_size, config.hidden_size), dtype))
-        self.output = nnx.Param(jnp.zeros((config.hidden_size, q_size), dtype))
-        self.q_norm = RMSNorm(config.head_size, config.rms_norm_eps)
-        self.k_norm = RMSNorm(config.head_size, config.rms_norm_eps)
-
-    def __call__(self, x: jax.Array, turn: Rotation, cache: PagedCache) -> tuple[jax.Array, PagedCache]:
-        config = self.config
-        heads = linear(x, self.qkv[...]).reshape(x.shape[0], -1, config.head_size)
-        q, k, v = jnp.split(heads, [config.num_heads, config.num_heads + config.num_kv_heads], axis=1)
-        out, cache = cache.attend(
-            layer_name(self.index),
-            rotate(self.q_norm(q), turn),
-            rotate(self.k_norm(k), turn),
-            v,
-            scale=config.query_pre_attn_scalar**-0.5,
-            sliding_window=config.sliding_window if config.is_sliding[self.index] else None,
-            softcap=config.attn_logit_softcap,
-        )
-        return linear(out.reshape(x.shape[0], -1), self.output[...]), cache
-
-
 class Layer(nnx.Module):
     def __init__(self, config: Gemma3Config, index: int, dtype: jnp.dtype):
-        self.attention = Attention(config, index, dtype)
+        self.attention = NormedAttention(
+            config.attention,
+            index,
+            config.hidden_size,
+            config.rms_norm_eps,
+            dtype,
+            scale=config.query_pre_attn_scalar**-0.5,
+            sliding_window=config.sliding_window if config.is_sliding[index] else None,
+            softcap=config.attn_logit_softcap,
+        )
         self.mlp = GatedMLP(config.hidden_size, config.intermediate_size, dtype, _gelu)
         self.pre_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
@@ -87,8 +71,10 @@ class Gemma3ForCausalLM(CausalLM):
         config = self.config
         embed_scale = jnp.asarray(math.sqrt(config.hidden_size), self.dtype)
         x = self.embedding[tokens] * embed_scale
-        local = rotation(positions, config.head_size, config.rope_local_theta)
-        everywhere = rotation(positions, config.head_size, config.rope_theta, config.rope_scaling_factor)
+        local = rotation(positions, config.attention.head_size, config.rope_local_theta)
+        everywhere = rotation(
+            positions, config.attention.head_size, config.rope_theta, config.rope_scaling_factor
+        )
         for layer, is_sliding in zip(self.layers, config.is_sliding, strict=True):
             x, cache = layer(x, local if is_sliding else everywhere, cache)
         return self.norm(x), cache

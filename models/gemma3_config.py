@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from models.config_fields import ConfigFields
+from models.sizes import AttentionSizes
 
 # GGUF files of Gemma 3 omit these; every published Gemma 3 has them.
 ROPE_LOCAL_THETA = 10_000.0
@@ -16,8 +17,7 @@ NUM_LAYERS_27B = 62
 
 @dataclass(frozen=True, kw_only=True)
 class Gemma3Config:
-    """num_heads query heads share num_kv_heads key and value heads of head_size elements.
-
+    """attention: heads of all layers.
     is_sliding: for each layer whether it attends only to the last sliding_window tokens.
     rope_scaling_factor: divides positions in full layers ("linear" scaling).
     """
@@ -26,9 +26,7 @@ class Gemma3Config:
     hidden_size: int
     intermediate_size: int
     num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_size: int
+    attention: AttentionSizes
     sliding_window: int
     is_sliding: tuple[bool, ...]
     max_position_embeddings: int
@@ -41,12 +39,10 @@ class Gemma3Config:
     final_logit_softcap: float | None = None
 
     def __post_init__(self) -> None:
-        if self.num_heads % self.num_kv_heads:
+        if self.attention.head_size % 2:
             raise ValueError(
-                f"{self.num_heads} query heads cannot share {self.num_kv_heads} key and value heads evenly"
+                f"head size {self.attention.head_size} is odd; rotary embeddings need an even one"
             )
-        if self.head_size % 2:
-            raise ValueError(f"head size {self.head_size} is odd; rotary embeddings need an even one")
         if len(self.is_sliding) != self.num_layers:
             raise ValueError(f"{len(self.is_sliding)} layer types for {self.num_layers} layers")
 
@@ -74,9 +70,9 @@ class Gemma3Config:
             hidden_size=fields.integer("hidden_size"),
             intermediate_size=fields.integer("intermediate_size"),
             num_layers=num_layers,
-            num_heads=fields.integer("num_attention_heads", 8),
-            num_kv_heads=fields.integer("num_key_value_heads", 4),
-            head_size=fields.integer("head_dim", 256),
+            attention=AttentionSizes.from_hf(
+                fields, AttentionSizes(num_heads=8, num_kv_heads=4, head_size=256)
+            ),
             sliding_window=fields.integer("sliding_window", 4096),
             is_sliding=_layer_types(fields, num_layers),
             max_position_embeddings=fields.integer("max_position_embeddings", 131_072),
@@ -108,9 +104,11 @@ class Gemma3Config:
             hidden_size=hidden_size,
             intermediate_size=fields.integer("feed_forward_length"),
             num_layers=num_layers,
-            num_heads=num_heads,
-            num_kv_heads=fields.integer("attention.head_count_kv"),
-            head_size=head_size,
+            attention=AttentionSizes(
+                num_heads=num_heads,
+                num_kv_heads=fields.integer("attention.head_count_kv"),
+                head_size=head_size,
+            ),
             sliding_window=fields.integer("attention.sliding_window"),
             is_sliding=_every_nth_full(num_layers, pattern),
             max_position_embeddings=fields.integer("context_length"),
@@ -129,16 +127,13 @@ def _every_nth_full(num_layers: int, n: int) -> tuple[bool, ...]:
 
 
 def _layer_types(fields: ConfigFields, num_layers: int) -> tuple[bool, ...]:
-    types = fields.get("layer_types")
-    if types is None:
-        pattern = "sliding_window_pattern"
-        if fields.get(pattern) is None:
-            pattern = "_sliding_window_pattern"
-        return _every_nth_full(num_layers, fields.integer(pattern, SLIDING_WINDOW_PATTERN))
-    known = ("sliding_attention", "full_attention")
-    if not isinstance(types, list) or len(types) != num_layers or any(kind not in known for kind in types):
-        raise fields.refusal("layer_types", f"a list of {num_layers} of {known}")
-    return tuple(kind == "sliding_attention" for kind in types)
+    types = fields.words("layer_types", num_layers, ("sliding_attention", "full_attention"))
+    if types is not None:
+        return tuple(kind == "sliding_attention" for kind in types)
+    pattern = "sliding_window_pattern"
+    if fields.get(pattern) is None:
+        pattern = "_sliding_window_pattern"
+    return _every_nth_full(num_layers, fields.integer(pattern, SLIDING_WINDOW_PATTERN))
 
 
 def _linear_factor(scaling: ConfigFields) -> float:

@@ -7,11 +7,25 @@ from typing import Any
 import jax.numpy as jnp
 
 from jaxkv.specs import KVCacheSpec
-from models import gemma3, gemma3_names, jamba, jamba_names
+from models import (
+    gemma3,
+    gemma3_names,
+    jamba,
+    jamba_names,
+    lara_mini,
+    lara_mini_names,
+    lfm3,
+    lfm3_names,
+    qwen3_next,
+    qwen3_next_names,
+)
 from models.causal_lm import CausalLM
 from models.checkpoint import NameMap
 from models.gemma3_config import Gemma3Config
 from models.jamba_config import JambaConfig
+from models.lara_mini_config import LaraMiniConfig
+from models.lfm3_config import Lfm3Config
+from models.qwen3_next_config import Qwen3NextConfig
 
 
 def _no_gguf(metadata: Mapping[str, Any]) -> Any:
@@ -64,6 +78,30 @@ FAMILIES = (
         make_model=jamba.JambaForCausalLM,
         cache_specs=jamba.cache_specs,
         hf_names=jamba_names.HF_NAMES,
+    ),
+    ModelFamily(
+        name="qwen3-next",
+        architectures=("Qwen3NextForCausalLM",),
+        config_from_hf=Qwen3NextConfig.from_hf,
+        make_model=qwen3_next.Qwen3NextForCausalLM,
+        cache_specs=qwen3_next.cache_specs,
+        hf_names=qwen3_next_names.HF_NAMES,
+    ),
+    ModelFamily(
+        name="lfm3",
+        architectures=("Lfm3ForCausalLM",),
+        config_from_hf=Lfm3Config.from_hf,
+        make_model=lfm3.Lfm3ForCausalLM,
+        cache_specs=lfm3.cache_specs,
+        hf_names=lfm3_names.HF_NAMES,
+    ),
+    ModelFamily(
+        name="lara-mini",
+        architectures=("LaraMiniForCausalLM",),
+        config_from_hf=LaraMiniConfig.from_hf,
+        make_model=lara_mini.LaraMiniForCausalLM,
+        cache_specs=lara_mini.cache_specs,
+        hf_names=lara_mini_names.HF_NAMES,
     ),
 )
 

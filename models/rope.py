@@ -8,23 +8,34 @@ import jax.numpy as jnp
 
 
 class Rotation(NamedTuple):
-    """Cosines and sines, float32[T, 1, head_size / 2], of every token's angles."""
+    """Cosines and sines, float32[T, 1, turning / 2], of every token's angles."""
 
     cos: jax.Array
     sin: jax.Array
 
 
-def rotation(positions: jax.Array, head_size: int, theta: float, scaling_factor: float = 1.0) -> Rotation:
-    """Angles positions / scaling_factor * theta^(-2i / head_size) for i < head_size / 2 ("linear"
-    scaling)."""
-    exponents = jnp.arange(0, head_size, 2, dtype=jnp.float32) / head_size
+def rotation(
+    positions: jax.Array,
+    turning: int,
+    theta: float,
+    scaling_factor: float = 1.0,
+    fraction: float = 1.0,
+) -> Rotation:
+    """Angles positions / scaling_factor * theta^(-2i / turning) for i < turning / 2 ("linear" scaling).
+
+    fraction: of the angles, the fastest; the others stay 0 ("proportional" rotation).
+    """
+    exponents = jnp.arange(0, turning, 2, dtype=jnp.float32) / turning
     frequencies = 1.0 / (theta**exponents) / scaling_factor
+    frequencies = jnp.where(jnp.arange(len(exponents)) < int(fraction * turning // 2), frequencies, 0.0)
     angles = positions.astype(jnp.float32)[:, None, None] * frequencies
     return Rotation(jnp.cos(angles), jnp.sin(angles))
 
 
 def rotate(x: jax.Array, turn: Rotation) -> jax.Array:
-    """Turns x[T, H, head_size] by its tokens' angles, in float32, rounded once to x's dtype."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    """Turns the first `turning` elements of x[T, H, head_size] by its tokens' angles, in float32, rounded
+    once to x's dtype. The others stay as they are."""
+    turning = 2 * turn.cos.shape[-1]
+    first, second = jnp.split(x[..., :turning].astype(jnp.float32), 2, axis=-1)
     turned = (first * turn.cos - second * turn.sin, second * turn.cos + first * turn.sin)
-    return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+    return jnp.concatenate([*(part.astype(x.dtype) for part in turned), x[..., turning:]], axis=-1)

@@ -4,6 +4,7 @@ import pytest
 
 from models.gemma3 import cache_specs
 from models.gemma3_config import Gemma3Config
+from models.sizes import AttentionSizes
 
 SMALL = {
     "hidden_size": 640,
@@ -66,7 +67,7 @@ def test_text_part_of_a_multimodal_config_with_class_defaults():
     config = Gemma3Config.from_hf(
         {"architectures": ["Gemma3ForConditionalGeneration"], "text_config": LARGE_TEXT}
     )
-    assert (config.num_heads, config.num_kv_heads, config.head_size) == (8, 4, 256)
+    assert config.attention == AttentionSizes(num_heads=8, num_kv_heads=4, head_size=256)
     assert config.vocab_size == 262208
     assert config.rope_scaling_factor == 8.0
     assert full_layers(config) == [5, 11, 17, 23, 29]
