@@ -16,7 +16,17 @@ from jaxkv.hashing import BlockHasher, make_hasher
 from jaxkv.hits import PrefixHit
 from jaxkv.integrity import check_integrity
 from jaxkv.lookup import PrefixLookup
-from jaxkv.managers import NO_PART, HitPart, MambaManager, ManagerContext, Row, Span, StepClock, make_managers
+from jaxkv.managers import (
+    NO_PART,
+    ComputedUnits,
+    HitPart,
+    MambaManager,
+    ManagerContext,
+    Row,
+    Span,
+    StepClock,
+    make_managers,
+)
 from jaxkv.metrics import PrefixCacheStats, Residency, ResidencySampler
 from jaxkv.observer import CacheObserver
 from jaxkv.planning.plan import CachePlan
@@ -87,6 +97,7 @@ class KVCacheManager:
         if enable_caching:
             self.retention.check()
         self.clock = StepClock()
+        self.computed = ComputedUnits()
         self.pool = BlockPool(plan.num_blocks)
         self._events = EventLog() if enable_kv_cache_events else None
         self._residency = ResidencySampler(residency_sampling) if residency_sampling else None
@@ -100,6 +111,7 @@ class KVCacheManager:
             alignment=self.chunk_alignment,
             fine_grained=fine_grained,
             enable_caching=enable_caching,
+            computed=self.computed,
             events=self._events,
             residency=self._residency,
             observer=observer,
@@ -340,7 +352,7 @@ class KVCacheManager:
 
     def reset_prefix_cache(self) -> bool:
         """Forgets everything cached. False, and nothing forgotten, while any request holds blocks."""
-        if len(self.rows) or self.copies.held():
+        if len(self.rows) or self.copies.held() or self.computed:
             return False
         mark = self._events.mark() if self._events is not None else 0
         for manager in self.managers:

@@ -8,6 +8,12 @@ A tier knows content by group and prefix hash, never by block id. For a request 
                          delay_cache_blocks=match.is_async)
     connector.load(request.request_id, blocks_to_load(cache, request, hit.num_tokens, match.num_tokens))
 
+A tier that keeps what is computed as soon as it is (`saves_computed`) is given it step by step:
+
+    cache.computed.are_wanted = True    # before the first request
+    connector.save_computed(computed_blocks(cache, step))    # after step `cache.clock.step` = step has run
+    cache.computed.let_go_up_to(step)
+
 Where the load is asynchronous no tokens are computed (n is 0) until `finished_loads` names the request; then
 `cache.cache_blocks(request, hit.num_tokens + match.num_tokens)` lets others hit what arrived. Before a
 request is freed, `save` may take `blocks_to_save(cache, request)`; if it says that it reads on, the request
@@ -16,7 +22,7 @@ must not be freed before `finished_saves` names it.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -50,7 +56,19 @@ class ExternalMatch(NamedTuple):
 
 
 class KVConnector(ABC):
-    """A tier below the pool."""
+    """A tier below the pool.
+
+    saves_computed: it is given every block and state once its step has run, also those that a window leaves
+    behind and those of requests that are preempted; otherwise only what a request holds at its end.
+    """
+
+    saves_computed: ClassVar[bool] = False
+
+    def save_computed(self, blocks: Sequence[NamedBlocks]) -> None:
+        """Takes the content of these blocks. It may be written over by any step that starts after the
+        call: copy it, or put a copy in line on the device.
+        """
+        raise NotImplementedError(f"{type(self).__name__} takes no blocks while requests run")
 
     @abstractmethod
     def match(self, request: CacheRequest, num_local_tokens: int) -> ExternalMatch:
@@ -119,6 +137,15 @@ def blocks_to_save(cache: KVCacheManager, request: CacheRequest) -> list[NamedBl
     return found
 
 
+def computed_blocks(cache: KVCacheManager, step: int) -> list[NamedBlocks]:
+    """What steps up to number `step`, which have run, have completed and `let_go_up_to` has not let go of."""
+    return [
+        named
+        for unit in cache.computed.of_steps_up_to(step)
+        for named in _named(unit.manager, unit.block_hash, unit.leader)
+    ]
+
+
 class BlockStore(Protocol):
     """Reads and writes the content of one block id, all layer slots together."""
 
@@ -128,6 +155,8 @@ class BlockStore(Protocol):
 
 class InMemoryConnector(KVConnector):
     """The reference: keeps whatever it is given in a dictionary and never forgets. Synchronous."""
+
+    saves_computed = True
 
     def __init__(self, cache: KVCacheManager, store: BlockStore) -> None:
         self._cache = cache
@@ -159,10 +188,13 @@ class InMemoryConnector(KVConnector):
             for block_id, content in zip(ids, self._contents[key], strict=True):
                 self._store.write_block(block_id, content)
 
-    def save(self, request_id: str, blocks: Sequence[NamedBlocks]) -> bool:
+    def save_computed(self, blocks: Sequence[NamedBlocks]) -> None:
         for key, ids in blocks:
             if key not in self._contents:
                 self._contents[key] = tuple(self._store.read_block(block_id) for block_id in ids)
+
+    def save(self, request_id: str, blocks: Sequence[NamedBlocks]) -> bool:
+        self.save_computed(blocks)
         return False
 
     def finished_loads(self) -> list[str]:

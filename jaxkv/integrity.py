@@ -29,7 +29,7 @@ def check_integrity(cache: "KVCacheManager") -> None:
             leaders = manager.units_of(row)
             np.add.at(holders, leaders, 1)
             owner[leaders] = manager.number
-    for number, leader in cache.copies.held():
+    for number, leader in [*cache.copies.held(), *cache.computed.held()]:
         holders[leader] += 1
         owner[leader] = number
     wrong = np.flatnonzero(holders != pool.refs)

@@ -12,6 +12,7 @@ from jaxkv.managers.base import (
     Span,
     StepClock,
 )
+from jaxkv.managers.computed_units import ComputedUnits
 from jaxkv.managers.make import make_managers
 from jaxkv.managers.mamba import MambaManager, StateUnits
 from jaxkv.managers.positional import PositionalManager
@@ -19,6 +20,7 @@ from jaxkv.managers.positional import PositionalManager
 __all__ = [
     "NEVER",
     "NO_PART",
+    "ComputedUnits",
     "Filled",
     "Finder",
     "HitPart",

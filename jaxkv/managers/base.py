@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from jaxkv.cache_request import CacheRequest
 from jaxkv.events import EventLog
+from jaxkv.managers.computed_units import ComputedUnits
 from jaxkv.managers.prefix_index import PrefixIndex
 from jaxkv.metrics import ResidencySampler
 from jaxkv.observer import CacheObserver
@@ -123,6 +124,7 @@ class ManagerContext(NamedTuple):
     alignment: every group whose blocks hit whole can serve the multiples of it; states are kept there.
     fine_grained: hits may end inside a block, at any hash; such a block is copied.
     clock: what the managers may know of the running step.
+    computed: units that have become complete, where a tier outside the pool wants them.
     events, residency, observer: who is told what happens to cached units, if anybody.
     """
 
@@ -133,6 +135,7 @@ class ManagerContext(NamedTuple):
     alignment: int
     fine_grained: bool
     enable_caching: bool
+    computed: ComputedUnits
     events: EventLog | None = None
     residency: ResidencySampler | None = None
     observer: CacheObserver | None = None
@@ -190,10 +193,12 @@ class Manager(ABC):
         """Units that a row holds can be found from now on, by these hashes."""
         self.index.add(keys, leaders)
         self.pool.set_cached(self.number, leaders, strong, ready_step)
+        if self.context.computed.are_wanted:
+            self.context.computed.add(self, keys, leaders, self.context.clock.step)
         if self.context.residency is not None:
             self.context.residency.cached(leaders, self.context.clock.step)
 
-    def _let_go(self, leaders: NDArray[np.int32]) -> None:
+    def let_go(self, leaders: NDArray[np.int32]) -> None:
         """One holder less for units of any rows; a unit may appear once for each row that holds it."""
         if len(set(leaders.tolist())) == len(leaders):
             self.pool.enqueue(self.pool.drop(self.number, leaders).leaders)

@@ -158,11 +158,11 @@ class MambaManager(Manager):
 
     def release_skipped(self, row: int, computed: int) -> None:
         if self.previous[row] != NO_STATE and computed > self.switched_from[row]:
-            self._let_go(self.previous[row : row + 1].copy())
+            self.let_go(self.previous[row : row + 1].copy())
             self.previous[row] = NO_STATE
         states = self._checkpoints.get(row)
         if states and computed > max(states):
-            self._let_go(np.array(list(states.values())[::-1], np.int32))
+            self.let_go(np.array(list(states.values())[::-1], np.int32))
             del self._checkpoints[row]
 
     def trim(self, part: HitPart, computed: int) -> HitPart:
@@ -268,7 +268,7 @@ class MambaManager(Manager):
     def release_rows(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:
         old = rows[(self.previous[rows] != NO_STATE) & (computed > self.switched_from[rows])]
         if len(old):
-            self._let_go(self.previous[old])
+            self.let_go(self.previous[old])
             self.previous[old] = NO_STATE
         for row in self._checkpoints.keys() & set(rows.tolist()):
             self.release_skipped(row, int(computed[rows == row][0]))

@@ -268,7 +268,7 @@ class PositionalManager(Manager):
             self.ids[:, row, : n - k] = self.ids[:, row, k:n]
         self.first_block[rows[behind]] += excess[behind]
         self.count[rows[behind]] -= excess[behind]
-        self._let_go(np.concatenate(freed))
+        self.let_go(np.concatenate(freed))
 
     def needed_rows(
         self, rows: NDArray[np.intp], after: NDArray[np.int64], slots: NDArray[np.int64]

@@ -31,7 +31,7 @@ class Lifecycle:
 
     table: tokens and counters of rows. running: rows that take part in steps. waiting: the queue. A request
     whose blocks a connector is filling is in neither, but has a row.
-    settled_step: number of the last step whose results are in.
+    scheduled_step, settled_step: numbers of the last step scheduled, and of the last whose results are in.
     """
 
     def __init__(self, cache_manager: "KVCacheManager", transfers: Transfers, table: RequestTable) -> None:
@@ -40,7 +40,7 @@ class Lifecycle:
         self.table = table
         self.running = RunningRows()
         self.waiting = WaitingQueue()
-        self.settled_step = -1
+        self.scheduled_step = self.settled_step = -1
         self.num_preemptions = 0
         self.num_finished = 0
         self.num_prompt_tokens = 0
@@ -58,7 +58,7 @@ class Lifecycle:
     @property
     def frees_pending(self) -> bool:
         """Whether blocks will come back once a step in flight has reported."""
-        return bool(self._deferred)
+        return bool(self._deferred) or self._transfers.frees_pending
 
     def holds_id(self, request_id: str) -> bool:
         """Whether the id is in use, by a live request or by blocks not yet given back."""
@@ -131,6 +131,7 @@ class Lifecycle:
             self.running.add(request.row, self._keys[request.request_id])
         for request in self._transfers.take_saved():
             self._free(request)
+        self._save_computed()
 
     def preempt(self, row: int) -> Request:
         """Sends a running row back to the queue without its blocks;
@@ -162,12 +163,19 @@ class Lifecycle:
             self.table.retire_row(request.row)
         if was_running:
             self._give_back(request)
+        self._save_computed()
 
     def settle(self, step: int) -> None:
         """The results of `step` are in: blocks kept for it are given back."""
         self.settled_step = step
         while self._deferred and self._deferred[0].last_step <= step:
             self._save_and_free(self._deferred.popleft().request)
+        self._save_computed()
+
+    def _save_computed(self) -> None:
+        """Offers a connector what steps that have run completed. Not while a step is being put together."""
+        num_in_flight = self.scheduled_step - self.settled_step
+        self._transfers.save_computed(self.cache_manager.clock.step - num_in_flight)
 
     def _give_back(self, request: Request) -> None:
         assert request.row is not None

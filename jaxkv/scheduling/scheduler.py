@@ -303,6 +303,7 @@ class Scheduler:
         self._next_step += steps
         table.last_step[rows] = self._next_step - 1
         self._num_generated_tokens += steps * len(rows)
+        self._life.scheduled_step = self._next_step - 1
         self._life.settle(self._next_step - 1)
         return steps
 
@@ -358,6 +359,7 @@ class Scheduler:
         )
         table.add_placeholders(sampling)
         self._life.newly_finished.clear()
+        self._life.scheduled_step = self._next_step
         self._next_step += 1
         return output
 

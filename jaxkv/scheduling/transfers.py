@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxkv.connector import ExternalMatch, KVConnector, blocks_to_load, blocks_to_save
+from jaxkv.connector import ExternalMatch, KVConnector, blocks_to_load, blocks_to_save, computed_blocks
 from jaxkv.errors import JaxkvError
 from jaxkv.request import Request
 
@@ -23,7 +23,9 @@ class LoadedTokens(NamedTuple):
 class Transfers:
     """Loads and saves of all requests; without a connector there are none.
 
-    A request whose blocks are being loaded or saved keeps them until the connector has said that it is done.
+    A connector that keeps what is computed is given it as soon as its step has run, before anything of it is
+    given out again. A request whose blocks are being loaded or saved keeps them until the connector has said
+    that it is done.
     """
 
     def __init__(self, connector: KVConnector | None, cache_manager: "KVCacheManager") -> None:
@@ -31,6 +33,19 @@ class Transfers:
         self._kv = cache_manager
         self._loaded_tokens: dict[str, int] = {}
         self._saving: dict[str, Request] = {}
+        if connector is not None:
+            cache_manager.computed.are_wanted = connector.saves_computed
+
+    @property
+    def frees_pending(self) -> bool:
+        """Whether blocks will come back once a step in flight has reported."""
+        return self._kv.computed.some_come_back
+
+    def save_computed(self, cache_step: int) -> None:
+        """Offers what the cache's steps up to this number have completed: they have run."""
+        if self._connector is not None and self._kv.computed:
+            self._connector.save_computed(computed_blocks(self._kv, cache_step))
+            self._kv.computed.let_go_up_to(cache_step)
 
     def holds_id(self, request_id: str) -> bool:
         return request_id in self._loaded_tokens or request_id in self._saving

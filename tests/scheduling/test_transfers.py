@@ -84,6 +84,73 @@ def test_what_was_saved_by_one_engine_run_is_loaded_after_the_cache_is_reset() -
     assert serving.kv.num_free_blocks == 39
 
 
+@pytest.mark.parametrize("overlap", [False, True], ids=["one_by_one", "overlapping"])
+def test_what_a_window_leaves_behind_is_saved_once_its_step_has_run(overlap: bool) -> None:
+    saved: list[NamedBlocks] = []
+
+    class Recorder(SlowConnector):
+        saves_computed = True
+
+        def save_computed(self, blocks: Sequence[NamedBlocks]) -> None:
+            saved.extend(blocks)
+
+    serving = Serving(
+        [full(), window(4)], 60, make_connector=lambda cache: Recorder(0), async_scheduling=overlap
+    )
+    request = serving.add("a", prompt(1, 30), max_tokens=12)
+    serving.schedule()
+    assert not saved
+    serving.update()
+    # 16 tokens: four blocks of each group, of which the window needs the last one only.
+    hashes = request.block_hashes(serving.kv.hasher)
+    by_group = {group: [b.key.block_hash for b in saved if b.key.group == group] for group in (0, 1)}
+    assert by_group == {0: hashes[:4], 1: hashes[:4]}
+    serving.run()
+    by_group = {group: [b.key.block_hash for b in saved if b.key.group == group] for group in (0, 1)}
+    # The last of 42 tokens is never computed: ten blocks are complete.
+    assert by_group == {0: hashes[:10], 1: hashes[:10]}
+    assert serving.kv.num_free_blocks == 59
+    assert serving.kv.reset_prefix_cache()
+
+
+def test_a_shorter_prompt_loads_window_blocks_that_its_owner_had_left_behind() -> None:
+    store = Store()
+    serving = Serving([full(), window(4)], 60, make_connector=lambda cache: InMemoryConnector(cache, store))
+    serving.add("a", prompt(1, 40), max_tokens=8)
+    serving.run()
+    assert serving.kv.reset_prefix_cache()
+    serving.add("b", prompt(1, 18), max_tokens=2)
+    serving.run()
+    b = serving.requests["b"]
+    assert (b.num_cached_tokens, b.num_external_tokens) == (16, 16)
+    assert b.output_token_ids.tolist() == continuation(prompt(1, 18), 2)
+
+
+@pytest.mark.parametrize("num_blocks", [13, 20, 60])
+def test_units_held_for_a_connector_cost_nobody_its_blocks(num_blocks: int) -> None:
+    """An aborted request, a small pool and overlapping steps: all blocks come back, nobody waits for ever."""
+    for overlap in (False, True):
+        store = Store()
+        serving = Serving(
+            [full(), window(4)],
+            num_blocks,
+            make_connector=lambda cache, store=store: InMemoryConnector(cache, store),
+            async_scheduling=overlap,
+            max_num_batched_tokens=8,
+            max_model_len=24,
+        )
+        for i in range(5):
+            serving.add(f"r{i}", prompt(i, 12 - i), max_tokens=6)
+        for _ in range(3):
+            serving.step()
+        serving.scheduler.abort("r0")
+        serving.run()
+        for i in range(1, 5):
+            assert serving.requests[f"r{i}"].output_token_ids.tolist() == continuation(prompt(i, 12 - i), 6)
+        assert serving.kv.num_free_blocks == num_blocks - 1
+        assert not serving.kv.computed
+
+
 def test_a_request_waits_for_its_content_and_others_go_on() -> None:
     connector = SlowConnector(16)
     serving = slow(connector)
