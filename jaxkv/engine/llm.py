@@ -39,6 +39,8 @@ class LLM:
     memory: of the pool of pages, in bytes or as "1GiB". block_size: tokens of a block.
     seed: from which requests without a seed of their own draw one.
     policy: how layers are put in groups, "split" or "unified".
+    num_prefill_checkpoints: states for later prompts that recurrent layers may leave inside one chunk of a
+      prompt; each takes room while a prompt is read, and where there are fewer than wanted, chunks end there.
     implementation: which kernels, by name; None: the platform's.
     async_scheduling: schedule a step while the one before it runs.
     decode_buckets, prefill_buckets: sizes of the steps to compile (see `buckets.make_buckets`); None: chosen.
@@ -61,6 +63,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         seed: int = 0,
         policy: str = "split",
+        num_prefill_checkpoints: int = 1,
         implementation: str | None = None,
         async_scheduling: bool = False,
         decode_buckets: Sequence[int] | None = None,
@@ -74,6 +77,7 @@ class LLM:
         check_int("max_num_batched_tokens", max_num_batched_tokens, 1)
         if max_model_len is not None:
             check_int("max_model_len", max_model_len, 1)
+        check_int("num_prefill_checkpoints", num_prefill_checkpoints, 0)
         buckets = make_buckets(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -87,7 +91,11 @@ class LLM:
         )
         self.loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype)
         self.plan: CachePlan = make_plan(
-            self.loaded.cache_specs(block_size),
+            self.loaded.cache_specs(
+                block_size,
+                enable_prefix_caching=enable_prefix_caching,
+                num_prefill_checkpoints=num_prefill_checkpoints,
+            ),
             PlanConfig(
                 policy=policy,
                 max_model_len=self._longest(max_model_len),

@@ -31,7 +31,7 @@ def make_bench(family: str, folder: Path) -> Bench:
         batches_in_flight=2,
         num_gpu_blocks_override=NUM_BLOCKS,
     )
-    plan = make_plan(loaded.cache_specs(BLOCK_SIZE, num_checkpoints=1), config, 2**30)
+    plan = make_plan(loaded.cache_specs(BLOCK_SIZE, num_prefill_checkpoints=1), config, 2**30)
     buckets = make_buckets(
         max_num_seqs=MAX_NUM_SEQS,
         max_num_batched_tokens=MAX_TOKENS_A_STEP,

@@ -43,16 +43,24 @@ class LoadedModel:
     max_model_len: int
 
     def cache_specs(
-        self, block_size: int, dtype: str | None = None, *, num_checkpoints: int = 0
+        self,
+        block_size: int,
+        dtype: str | None = None,
+        *,
+        enable_prefix_caching: bool = True,
+        num_prefill_checkpoints: int = 0,
     ) -> dict[str, KVCacheSpec]:
         """What each layer keeps, by layer name; `dtype` of the cache is the model's unless given.
 
-        num_checkpoints: states that recurrent layers may leave inside one chunk of a prompt.
+        enable_prefix_caching: off, a recurrent layer keeps its running state and no others.
+        num_prefill_checkpoints: states that it may leave inside one chunk of a prompt.
         """
         specs = self.family.cache_specs(self.config, block_size, self.dtype if dtype is None else dtype)
+        states = {
+            "mamba_cache_mode": "align" if enable_prefix_caching else "none",
+            "num_prefill_checkpoint_blocks": num_prefill_checkpoints if enable_prefix_caching else 0,
+        }
         return {
-            name: replace(spec, num_prefill_checkpoint_blocks=num_checkpoints)
-            if isinstance(spec, MambaSpec)
-            else spec
+            name: replace(spec, **states) if isinstance(spec, MambaSpec) else spec
             for name, spec in specs.items()
         }
