@@ -21,6 +21,10 @@ from pallas_kernels.recurrent import StateTable
 BLOCK_SIZE = 16
 NAN_WORD = 0x7FC0_7FC0
 
+CompilerOptions = dict[str, str | bool | int]
+COMPILE_FAST: CompilerOptions = {"xla_backend_optimization_level": 0}
+"""For tiny models, which take longer to compile than to run."""
+
 
 class Chunk(NamedTuple):
     """Some tokens of one sequence, the first of them at `start`."""
@@ -47,6 +51,7 @@ class PagedRunner:
         max_len: int,
         token_buckets: Sequence[int],
         policy: str = "split",
+        compiler_options: CompilerOptions | None = None,
     ):
         """Every step is padded to the smallest of `token_buckets` that holds it."""
         config = PlanConfig(policy=policy, max_model_len=max_len, max_num_seqs=num_sequences)
@@ -59,7 +64,7 @@ class PagedRunner:
         self.state_to_write = np.zeros(num_sequences, np.int32)
         self.graph, self.state = nnx.split(model)
         self.rows, self.token_buckets = num_sequences, token_buckets
-        self._step = jax.jit(self._run, donate_argnums=1)
+        self._step = jax.jit(self._run, donate_argnums=1, compiler_options=compiler_options)
         self._logits = jax.jit(lambda state, hidden: nnx.merge(self.graph, state).logits(hidden))
 
     def _own_blocks(self, num_sequences: int, max_len: int) -> list[NDArray[np.int32]]:

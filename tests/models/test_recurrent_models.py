@@ -6,7 +6,7 @@ import pytest
 from jaxkv.engine.loading import load_model
 from scripts.make_tiny_checkpoint import write_checkpoint
 from tests.models.golden import Answer, answers
-from tests.models.paged import BLOCK_SIZE, Chunk, PagedRunner
+from tests.models.paged import BLOCK_SIZE, COMPILE_FAST, Chunk, PagedRunner
 
 FAMILIES = ("jamba", "lara-mini", "lfm3", "qwen3-next")
 TOLERANCE = 2e-4
@@ -40,6 +40,7 @@ def case(request, tmp_path_factory) -> Case:
         num_sequences=len(known),
         max_len=max(len(answer.tokens) for answer in known),
         token_buckets=(32, 320),
+        compiler_options=COMPILE_FAST,
     )
     return Case(runner, known)
 
