@@ -28,7 +28,7 @@ def tpu_mesh(chip: str) -> Mesh:
 
 
 @contextmanager
-def _no_compilation_cache() -> Iterator[None]:
+def no_compilation_cache() -> Iterator[None]:
     """JAX can write what is compiled for a described device to its persistent cache, but not read it back.
 
     JAX looks once, at the first compilation, whether the cache is in use; hence the resets.
@@ -56,5 +56,5 @@ def compile_for_tpu(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=everywhere), tuple(arguments)
     )
     jitted = jax.jit(function, donate_argnums=() if donate is None else (donate,))
-    with jax.set_mesh(mesh), _no_compilation_cache():
+    with jax.set_mesh(mesh), no_compilation_cache():
         return jitted.lower(*placed).compile()

@@ -7,6 +7,9 @@ from typing import NamedTuple
 import jax
 
 from pallas_kernels.batch import GroupTable, RaggedBatch
+from pallas_kernels.gpu.attention import paged_attention_gpu
+from pallas_kernels.gpu.support import refuses_on_gpu
+from pallas_kernels.gpu.write import write_kv_gpu
 from pallas_kernels.layout import LANES, AttentionPageLayout
 from pallas_kernels.reference import paged_attention_reference, write_kv_reference
 from pallas_kernels.settings import AttentionSettings
@@ -35,8 +38,9 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "reference": Implementation(paged_attention_reference, write_kv_reference, _refuses_nothing),
     "xla": Implementation(paged_attention_xla, write_kv_xla, _refuses_nothing),
     "pallas_tpu": Implementation(paged_attention_tpu, write_kv_tpu, refuses_on_tpu),
+    "pallas_gpu": Implementation(paged_attention_gpu, write_kv_gpu, refuses_on_gpu),
 }
-_FIRST_CHOICE = {"tpu": "pallas_tpu"}
+_FIRST_CHOICE = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"}
 _FALLBACK = "xla"
 _already_said: set[str] = set()
 

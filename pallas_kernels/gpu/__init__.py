@@ -1,0 +1,1 @@
+"""Pallas GPU kernels (Mosaic GPU) of the operations."""

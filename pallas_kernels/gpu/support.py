@@ -1,0 +1,39 @@
+"""Which GPUs and shapes the GPU kernels serve."""
+
+import jax
+
+from pallas_kernels.batch import GroupTable
+from pallas_kernels.gpu.shared_memory import TILE_LANES
+from pallas_kernels.layout import LANES
+from pallas_kernels.settings import AttentionSettings
+
+FIRST_CAPABILITY = 9.0  # Hopper: the first with TMA
+MOST_LANES = 256
+ROWS_OF_TILE = 8
+_PAGE_DTYPES = ("bfloat16", "float32")
+
+
+def refuses_on_gpu(settings: AttentionSettings, table: GroupTable) -> str | None:
+    """Why the GPU kernels do not serve this machine's GPU or a layer of these settings, or None."""
+    del table
+    capability = compute_capability()
+    if capability is not None and capability < FIRST_CAPABILITY:
+        return f"compute capability {capability} is below {FIRST_CAPABILITY} (Hopper)"
+    layout = settings.layout
+    if layout.dtype not in _PAGE_DTYPES:
+        return f"pages of {layout.dtype} are not among {', '.join(_PAGE_DTYPES)}"
+    if layout.head_size % TILE_LANES or layout.head_size > MOST_LANES:
+        return f"head_size {layout.head_size} is not a multiple of {TILE_LANES} up to {MOST_LANES}"
+    if layout.block_size % ROWS_OF_TILE:
+        return f"block_size {layout.block_size} is not a multiple of {ROWS_OF_TILE}"
+    if layout.page_rows * LANES % layout.head_size:
+        words = layout.page_rows * LANES
+        return f"a page of {words} words is not a whole number of heads of {layout.head_size}"
+    return None
+
+
+def compute_capability() -> float | None:
+    """That of this process's first GPU; None where there is none."""
+    if jax.default_backend() != "gpu":
+        return None
+    return float(jax.local_devices()[0].compute_capability)

@@ -1,0 +1,66 @@
+"""Which shapes and GPUs the GPU kernels serve, and what happens to the others."""
+
+import logging
+from types import SimpleNamespace
+
+import jax
+import pytest
+
+from pallas_kernels import operations
+from pallas_kernels.operations import IMPLEMENTATIONS, choose_implementation
+from pallas_kernels.settings import AttentionSettings
+from tests.pallas_kernels.cases import make_step
+
+SERVED = {"seq_lens": [3], "query_lens": [1], "head_size": 128, "block_size": 16}
+
+
+def settings_and_table(**change):
+    step = make_step(**(SERVED | change))
+    return AttentionSettings(layout=step.layout, layer_slot=0, layer_slots=1), step.table
+
+
+@pytest.fixture
+def on_gpu(monkeypatch):
+    """Pretends that this process has a GPU of a compute capability."""
+
+    def pretend(capability: str) -> None:
+        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+        device = SimpleNamespace(compute_capability=capability)
+        monkeypatch.setattr(jax, "local_devices", lambda: [device])
+        monkeypatch.setattr(operations, "_already_said", set())
+
+    return pretend
+
+
+@pytest.mark.parametrize("capability", ["9.0", "10.0"])
+def test_a_gpu_takes_pallas_where_it_serves(on_gpu, capability):
+    on_gpu(capability)
+    assert choose_implementation(*settings_and_table()) is IMPLEMENTATIONS["pallas_gpu"]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"head_size": 80}, "head_size 80 is not a multiple of 32 up to 256"),
+        ({"head_size": 320}, "head_size 320 is not a multiple of 32 up to 256"),
+        ({"block_size": 4}, "block_size 4 is not a multiple of 8"),
+        ({"head_size": 96, "dtype": "bfloat16"}, "a page of 2048 words is not a whole number of heads of 96"),
+    ],
+)
+def test_a_shape_that_is_not_served(on_gpu, caplog, change, reason):
+    on_gpu("9.0")
+    arguments = settings_and_table(**change)
+    with pytest.raises(ValueError, match=reason):
+        choose_implementation(*arguments, "pallas_gpu")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert choose_implementation(*arguments) is IMPLEMENTATIONS["xla"]
+    assert len(caplog.messages) == 1
+    assert reason in caplog.messages[0]
+
+
+def test_a_gpu_before_hopper_takes_xla(on_gpu, caplog):
+    on_gpu("8.0")
+    with caplog.at_level(logging.WARNING):
+        assert choose_implementation(*settings_and_table()) is IMPLEMENTATIONS["xla"]
+    assert "compute capability 8.0 is below 9.0" in caplog.messages[0]
