@@ -1,4 +1,4 @@
-"""Published configurations give models of the sizes that the planner counts, with the caches that it plans."""
+"""Published configurations give models of the sizes that the planner counts and the caches that it plans."""
 
 from math import prod
 
