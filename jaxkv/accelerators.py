@@ -75,6 +75,6 @@ ACCELERATORS: dict[str, Accelerator] = {
 
 def find_accelerator(name: str) -> Accelerator:
     """The accelerator of that name. Raises JaxkvError that names those known."""
-    if name not in ACCELERATORS:
+    if not isinstance(name, str) or name not in ACCELERATORS:
         raise JaxkvError(f"unknown accelerator {name!r}; known are {', '.join(ACCELERATORS)}")
     return ACCELERATORS[name]

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from jaxkv.cache_checks import check_plan, hit_alignment
 from jaxkv.cache_request import CacheRequest
+from jaxkv.checks import check_bool, check_int, check_is
 from jaxkv.copies import BlockCopies, PendingCopies
 from jaxkv.decode_allocation import DecodeAllocation, allocate_decodes
 from jaxkv.errors import JaxkvError
@@ -30,11 +31,10 @@ from jaxkv.managers import (
 from jaxkv.metrics import PrefixCacheStats, Residency, ResidencySampler
 from jaxkv.observer import CacheObserver
 from jaxkv.planning.plan import CachePlan
-from jaxkv.pool import BlockPool
+from jaxkv.pool import MAX_BLOCKS, BlockPool
 from jaxkv.release import free_row, keep_end
 from jaxkv.retention import Retention
 from jaxkv.rows import CacheRows
-from jaxkv.specs import check_int
 from jaxkv.upkeep import Upkeep
 
 
@@ -80,7 +80,10 @@ class KVCacheManager:
         observer: CacheObserver | None = None,
         max_num_seqs: int = 128,
     ) -> None:
-        check_int("max_num_seqs", max_num_seqs, 1)
+        check_is("plan", plan, CachePlan)
+        check_int("max_num_seqs", max_num_seqs, 1, MAX_BLOCKS)
+        check_bool("enable_caching", enable_caching)
+        check_bool("enable_kv_cache_events", enable_kv_cache_events)
         drop_eagle_block = num_hash_lookahead_tokens == 0
         check_plan(
             plan,
@@ -100,7 +103,7 @@ class KVCacheManager:
         self.computed = ComputedUnits()
         self.pool = BlockPool(plan.num_blocks)
         self._events = EventLog() if enable_kv_cache_events else None
-        self._residency = ResidencySampler(residency_sampling) if residency_sampling else None
+        self._residency = ResidencySampler(residency_sampling) if residency_sampling != 0.0 else None
         self._observer = observer
         limits = plan.limits
         context = ManagerContext(
@@ -197,6 +200,8 @@ class KVCacheManager:
                 f"request {request.request_id!r} has {num_encoder_tokens} encoder tokens, the plan is made "
                 f"for at most {self.plan.limits.max_encoder_len}"
             )
+        if hit is not None:
+            check_is("hit", hit, PrefixHit)
         row = self._find_row(request)
         if row >= 0:
             if num_external_tokens or (hit is not None and hit.num_tokens):
@@ -275,7 +280,7 @@ class KVCacheManager:
         JaxkvError, and changes nothing, unless every row's last step ran from below `num_tokens` to at least
         `num_tokens`.
         """
-        self.upkeep.rewind(np.asarray(rows, np.intp), np.asarray(num_tokens, np.int64))
+        self.upkeep.rewind(rows, num_tokens)
 
     def count_decodes(
         self, rows: NDArray[np.integer], num_tokens_after: NDArray[np.integer], num_steps: int
@@ -410,6 +415,7 @@ class KVCacheManager:
         return self._row(request_id)
 
     def _row(self, request_id: str) -> int:
+        check_is("request_id", request_id, str)
         row = self.rows.find(request_id)
         if row < 0:
             raise JaxkvError(f"request {request_id!r} holds no blocks")

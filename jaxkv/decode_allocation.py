@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkv.checks import check_int, int_array
 from jaxkv.errors import JaxkvError
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ def allocate_decodes(
     num_lookahead_tokens: int,
 ) -> DecodeAllocation:
     """See KVCacheManager.allocate_decodes."""
-    after = np.asarray(num_tokens_after, np.int64)
+    rows, after = int_array("rows", rows), int_array("num_tokens_after", num_tokens_after)
+    check_int("num_lookahead_tokens", num_lookahead_tokens, 0)
     if len(rows) != len(after):
         raise JaxkvError(f"{len(rows)} rows need as many token counts, not {len(after)}")
     if not len(rows):
         return DecodeAllocation(0, 0)
-    rows = np.asarray(rows, np.intp)
     capacity, position = cache.rows.capacity, cache.rows.position
     # Seen without their sign, negative rows are too large as well.
     if int(rows.view(np.uintp).max()) >= len(capacity):
@@ -45,7 +46,8 @@ def allocate_decodes(
         _refuse(cache, int(rows[wrong][0]), int(after[wrong][0]))
     slots = after
     if num_lookahead_tokens:
-        slots = np.minimum(after + num_lookahead_tokens, np.maximum(after, cache.plan.max_model_len))
+        longest = cache.plan.max_model_len
+        slots = np.minimum(after + min(num_lookahead_tokens, longest), np.maximum(after, longest))
     (due,) = (slots > capacity[rows]).nonzero()
     done = len(rows)
     if len(due):

@@ -20,8 +20,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkv.checks import check_int
 from jaxkv.errors import JaxkvError
-from jaxkv.specs import check_int
 
 ROOT = hashlib.sha256(b"jaxkv prefix hash 1").digest()
 """The parent of the first block of a request without salt and adapter."""
@@ -190,6 +190,6 @@ HASHERS: dict[str, type[BlockHasher]] = {hasher.name: hasher for hasher in (Sha2
 
 def make_hasher(name: str, hash_block_size: int, num_lookahead_tokens: int = 0) -> BlockHasher:
     """A hasher by its name in `HASHERS`; JaxkvError names the known ones."""
-    if name not in HASHERS:
+    if not isinstance(name, str) or name not in HASHERS:
         raise JaxkvError(f"unknown prefix caching hash {name!r}; known are {', '.join(HASHERS)}")
     return HASHERS[name](hash_block_size, num_lookahead_tokens)

@@ -75,8 +75,8 @@ class ResidencySampler:
     """
 
     def __init__(self, rate: float) -> None:
-        if not 0.0 < rate <= 1.0:
-            raise JaxkvError(f"the residency sampling rate must be in (0, 1], not {rate}")
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0.0 < rate <= 1.0:
+            raise JaxkvError(f"the residency sampling rate must be in (0, 1], not {rate!r}")
         self._every = max(1, round(1.0 / rate))
         self._uses: dict[int, list[int]] = {}
         self._finished: list[Residency] = []

@@ -6,7 +6,7 @@ requests, so that a step can extend every row at once. While it waits they live 
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Literal
@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkv.checks import check_all, check_int, check_is
 from jaxkv.errors import JaxkvError
 from jaxkv.hashing import BlockHasher
-from jaxkv.specs import check_int
 
 if TYPE_CHECKING:
     from jaxkv.hits import PrefixHit
@@ -145,17 +145,18 @@ class Request:
         self._tokens = as_token_ids(prompt_token_ids)
         if max_tokens is not None:
             check_int("max_tokens", max_tokens, 1)
-        ends = list(end_token_ids)
-        if ends:
-            ends = as_token_ids(ends, "end_token_ids").tolist()
+        ends = []
+        if not isinstance(end_token_ids, Sized) or len(end_token_ids):
+            ends = as_token_ids(end_token_ids, "end_token_ids").tolist()
         for name, value in (("arrival", 0 if arrival is None else arrival), ("priority", priority)):
-            if not isinstance(value, Real) or not math.isfinite(value):
+            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
                 raise JaxkvError(f"{name} must be a finite number, not {value!r}")
         for name, text in (("cache_salt", cache_salt), ("lora_name", lora_name)):
             if text is not None:
                 _check_text(name, text)
-        if encoder_input is not None and not isinstance(encoder_input, EncoderInput):
-            raise JaxkvError(f"encoder_input must be an EncoderInput, not {encoder_input!r}")
+        if encoder_input is not None:
+            check_is("encoder_input", encoder_input, EncoderInput)
+        check_all("multimodal_inputs", multimodal_inputs, MultimodalInput)
         for item in multimodal_inputs:
             if item.offset + item.length > len(self._tokens):
                 raise JaxkvError(

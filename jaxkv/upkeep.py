@@ -8,6 +8,7 @@ back.
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkv.checks import int_array
 from jaxkv.errors import JaxkvError
 from jaxkv.hashing import BlockHasher
 from jaxkv.managers import NEVER, Filled, Manager, StepClock
@@ -49,10 +50,16 @@ class Upkeep:
         if len(visited):
             self._rows.refresh(visited)
 
-    def rewind(self, rows: NDArray[np.intp], num_tokens: NDArray[np.int64]) -> None:
+    def rewind(self, rows: NDArray[np.integer], num_tokens: NDArray[np.integer]) -> None:
         """What the rows' last step computed after their first `num_tokens` tokens does not stand."""
+        rows, num_tokens = int_array("rows", rows), int_array("num_tokens", num_tokens)
         if len(rows) != len(num_tokens):
             raise JaxkvError(f"{len(rows)} rows need as many token counts, not {len(num_tokens)}")
+        if len(rows) and not 0 <= int(rows.min()) <= int(rows.max()) < len(self._rows.position):
+            raise JaxkvError(
+                f"rows {rows.min()} to {rows.max()} are not all in the table of {len(self._rows.position)} "
+                "rows"
+            )
         computed, position = self._rows.computed[rows], self._rows.position[rows]
         wrong = (num_tokens <= computed) | (num_tokens > position)
         if wrong.any():

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
+from jaxkv.checks import check_all, check_bool, check_int, check_is
 from jaxkv.errors import JaxkvError
 from jaxkv.specs import KVCacheSpec, RequestLimits
 
@@ -47,12 +48,15 @@ class CacheGroup:
     layer_specs: tuple[KVCacheSpec, ...] = ()
 
     def __post_init__(self) -> None:
+        check_all("layer_names", self.layer_names, str)
+        check_is("spec", self.spec, KVCacheSpec)
+        check_all("layer_specs", self.layer_specs, KVCacheSpec)
         if self.layer_specs and len(self.layer_specs) != len(self.layer_names):
             raise JaxkvError(
                 f"a cache group of {len(self.layer_names)} layers has {len(self.layer_specs)} layer specs"
             )
-        if self.blocks_per_state < 1:
-            raise JaxkvError(f"blocks_per_state must be at least 1, got {self.blocks_per_state}")
+        check_int("blocks_per_state", self.blocks_per_state, 1)
+        check_bool("is_eagle_group", self.is_eagle_group)
 
     @property
     def block_size(self) -> int:
@@ -92,6 +96,14 @@ class CachePlan:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_all("groups", self.groups, CacheGroup)
+        check_is("limits", self.limits, RequestLimits)
+        for name in ("page_size_bytes", "layer_slots"):
+            check_int(name, getattr(self, name), 1 if self.groups else 0)
+        for name in ("hash_block_size", "scheduler_block_size", "max_num_seqs"):
+            check_int(name, getattr(self, name), 1)
+        check_int("num_blocks", self.num_blocks, 0)
+        check_bool("hits_below_blocks", self.hits_below_blocks)
         if self.num_blocks < 2 and self.groups:
             raise JaxkvError(
                 f"a pool needs at least 2 blocks (the null block and one usable), got {self.num_blocks}"
@@ -240,8 +252,16 @@ class PlanConfig:
             value = getattr(self, name)
             if value is None and name in ("prefix_match_unit", "num_gpu_blocks_override"):
                 continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise JaxkvError(f"{name} must be a whole number of at least {least}, got {value!r}")
+            check_int(name, value, least)
+        for name in (
+            "enable_prefix_caching",
+            "use_eagle",
+            "disable_hybrid_kv_cache_manager",
+            "pack_mixed_pages",
+            "align_hybrid_blocks",
+            "auto_fit_max_model_len",
+        ):
+            check_bool(name, getattr(self, name))
 
     @property
     def limits(self) -> RequestLimits:

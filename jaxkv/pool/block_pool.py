@@ -16,9 +16,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkv.errors import JaxkvError
+from jaxkv.checks import check_int
 from jaxkv.pool.lru import LruQueue
-from jaxkv.specs import check_int
 
 NULL_BLOCK = 0
 """The id that stands for no block: never given out, never read as data."""
@@ -55,11 +54,7 @@ class BlockPool:
     """
 
     def __init__(self, num_blocks: int) -> None:
-        check_int("num_blocks", num_blocks, 1)
-        if num_blocks > MAX_BLOCKS:
-            raise JaxkvError(
-                f"a pool of {num_blocks} blocks is too large: at most {MAX_BLOCKS} have an int32 id"
-            )
+        check_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
         self.num_blocks = num_blocks
         # np.full and not np.zeros: memory that is first touched here does not fault later, in the middle of a
         # step.

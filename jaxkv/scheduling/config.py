@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from jaxkv.checks import check_bool, check_fraction, check_int
 from jaxkv.errors import JaxkvError
 from jaxkv.planning.plan import CachePlan
-from jaxkv.specs import check_fraction, check_int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +35,7 @@ class SchedulerConfig:
         check_int("long_prefill_token_threshold", self.long_prefill_token_threshold, 0)
         check_int("num_speculative_tokens", self.num_speculative_tokens, 0)
         check_fraction("watermark", self.watermark)
-        if not isinstance(self.async_scheduling, bool):
-            raise JaxkvError(f"async_scheduling must be true or false, not {self.async_scheduling!r}")
+        check_bool("async_scheduling", self.async_scheduling)
         if self.async_scheduling and self.num_speculative_tokens:
             raise JaxkvError(
                 f"num_speculative_tokens {self.num_speculative_tokens} goes with async_scheduling off only: "

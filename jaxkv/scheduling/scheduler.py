@@ -12,11 +12,13 @@ prompt, need a block, or end.
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkv.cache_manager import KVCacheManager
+from jaxkv.checks import check_is
 from jaxkv.connector import KVConnector
 from jaxkv.errors import JaxkvError
 from jaxkv.planning.plan import CachePlan
@@ -29,10 +31,6 @@ from jaxkv.scheduling.output import FinishedRequest, SchedulerOutput, StepResult
 from jaxkv.scheduling.results import SampledTokens, check_sampled, check_verified
 from jaxkv.scheduling.step_builder import StepBuilder, StepDraft
 from jaxkv.scheduling.transfers import Transfers
-
-if TYPE_CHECKING:
-    from jaxkv.cache_manager import KVCacheManager
-
 
 _NO_DRAFTS: NDArray[np.int32] = np.empty(0, np.int32)
 
@@ -61,13 +59,24 @@ class Scheduler:
     def __init__(
         self,
         plan: CachePlan,
-        cache_manager: "KVCacheManager",
+        cache_manager: KVCacheManager,
         config: SchedulerConfig | None = None,
         *,
         connector: KVConnector | None = None,
         table: RequestTable | None = None,
     ) -> None:
         self.config = SchedulerConfig() if config is None else config
+        check_is("config", self.config, SchedulerConfig)
+        check_is("plan", plan, CachePlan)
+        check_is("cache_manager", cache_manager, KVCacheManager)
+        if connector is not None:
+            check_is("connector", connector, KVConnector)
+        served = cache_manager.plan
+        if served != plan:
+            raise JaxkvError(
+                f"the cache manager serves another plan, of {served.num_blocks} blocks in "
+                f"{len(served.groups)} groups; this one has {plan.num_blocks} in {len(plan.groups)}"
+            )
         self.config.check_fits(plan)
         self.plan = plan
         self.cache_manager = cache_manager

@@ -6,6 +6,7 @@ the pool, gates admission and gives the width of the block tables, so a bound th
 dead-lock an engine.
 """
 
+from jaxkv.checks import check_int
 from jaxkv.specs.attention import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
@@ -14,7 +15,7 @@ from jaxkv.specs.attention import (
     SlidingWindowMLASpec,
     SlidingWindowSpec,
 )
-from jaxkv.specs.base import KVCacheSpec, RequestLimits, blocks_touched, cdiv, check_fraction, check_int
+from jaxkv.specs.base import KVCacheSpec, RequestLimits, blocks_touched, cdiv
 from jaxkv.specs.state import MAMBA_CACHE_MODES, CrossAttentionSpec, MambaSpec, ScratchSpec
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
     "SlidingWindowSpec",
     "blocks_touched",
     "cdiv",
-    "check_fraction",
     "check_int",
 ]
 

@@ -4,9 +4,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar, Self
 
+from jaxkv.checks import check_bool, check_int
 from jaxkv.dtypes import itemsize
 from jaxkv.errors import JaxkvError
-from jaxkv.specs.base import KVCacheSpec, RequestLimits, blocks_touched, cdiv, check_int
+from jaxkv.specs.base import KVCacheSpec, RequestLimits, blocks_touched, cdiv
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +40,7 @@ class AttentionSpec(KVCacheSpec):
     dcp_sharded: bool = True
 
     def _check(self) -> None:
+        check_bool("dcp_sharded", self.dcp_sharded)
         check_int("num_kv_heads", self.num_kv_heads, 1)
         check_int("head_size", self.head_size, 1)
         itemsize(self.dtype)

@@ -3,26 +3,15 @@
 import dataclasses
 from dataclasses import dataclass, field
 from math import gcd
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
+from jaxkv.checks import check_bool, check_int
 from jaxkv.errors import JaxkvError
 
 
 def cdiv(a: int, b: int) -> int:
     """ceil(a / b) for a >= 0 and b > 0."""
     return -(-a // b)
-
-
-def check_int(name: str, value: Any, minimum: int) -> None:
-    """Raises JaxkvError unless `value` is an int (not a bool) of at least `minimum`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
-        raise JaxkvError(f"{name} must be an integer of at least {minimum}, not {value!r}")
-
-
-def check_fraction(name: str, value: Any) -> None:
-    """Raises JaxkvError unless `value` is a number (not a bool) in [0, 1)."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < 1.0:
-        raise JaxkvError(f"{name} must be a number in [0, 1), not {value!r}")
 
 
 def blocks_touched(num_tokens: int, block_size: int, start_granularity: int = 1) -> int:
@@ -87,6 +76,8 @@ class KVCacheSpec:
 
     def __post_init__(self) -> None:
         check_int("block_size", self.block_size, 1)
+        check_bool("prefix_cacheable", self.prefix_cacheable)
+        check_bool("is_draft", self.is_draft)
         self._check()
         if self.page_size_padded is not None:
             check_int("page_size_padded", self.page_size_padded, 1)

@@ -1,13 +1,15 @@
 """Layers that keep a fixed amount: recurrent states, the encoder's output, scratch rings."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import ClassVar
 
+from jaxkv.checks import check_all, check_int
 from jaxkv.dtypes import itemsize
 from jaxkv.errors import JaxkvError
 from jaxkv.specs.attention import AttentionSpec
-from jaxkv.specs.base import KVCacheSpec, RequestLimits, cdiv, check_int
+from jaxkv.specs.base import KVCacheSpec, RequestLimits, cdiv
 
 MAMBA_CACHE_MODES = ("none", "align")
 
@@ -33,6 +35,8 @@ class MambaSpec(KVCacheSpec):
     num_prefill_checkpoint_blocks: int = 0
 
     def _check(self) -> None:
+        check_all("shapes", self.shapes, Sequence)
+        check_all("dtypes", self.dtypes, str)
         object.__setattr__(self, "shapes", tuple(tuple(shape) for shape in self.shapes))
         object.__setattr__(self, "dtypes", tuple(self.dtypes))
         if not self.shapes or len(self.shapes) != len(self.dtypes):

@@ -148,7 +148,7 @@ def test_memory_must_be_bytes(memory) -> None:
     ],
 )
 def test_config_values_below_their_least_are_refused(field: str, value: int) -> None:
-    with pytest.raises(JaxkvError, match=f"{field} must be a whole number of at least .*{value}"):
+    with pytest.raises(JaxkvError, match=f"{field} must be an integer of at least .*{value}"):
         dataclasses.replace(PlanConfig(), **{field: value})
 
 

@@ -114,5 +114,5 @@ def test_bad_encoder_inputs_are_refused() -> None:
         heard("x", 0)
     with pytest.raises(JaxkvError, match="identifier of an encoder input must be a string, not 5"):
         EncoderInput(identifier=5, length=3)  # pyright: ignore[reportArgumentType]
-    with pytest.raises(JaxkvError, match="encoder_input must be an EncoderInput, not 'x'"):
+    with pytest.raises(JaxkvError, match="encoder_input must be a EncoderInput, not 'x'"):
         Request("a", [1], encoder_input="x")  # pyright: ignore[reportArgumentType]

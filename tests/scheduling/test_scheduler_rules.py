@@ -7,7 +7,7 @@ import pytest
 
 from jaxkv.errors import JaxkvError
 from jaxkv.request import Request, RequestStatus
-from jaxkv.scheduling import SchedulerConfig
+from jaxkv.scheduling import Scheduler, SchedulerConfig
 from tests.scheduling.serving import Serving, continuation, full, mamba, window
 
 
@@ -223,6 +223,10 @@ def test_bad_results_are_refused_and_change_nothing() -> None:
         scheduler.update_from_output(output, np.array([1, 2], np.int32))
     with pytest.raises(JaxkvError, match=r"token id -3 at index 0 of step 0 is not in \[0, 2147483647\]"):
         scheduler.update_from_output(output, np.array([-3], np.int32))
+    with pytest.raises(JaxkvError, match="the tokens of step 0 must be integers, got dtype float64"):
+        scheduler.update_from_output(output, [1.5])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(JaxkvError, match=r"token id 2147483648 at index 0 of step 0 is not in"):
+        scheduler.update_from_output(output, [2**31])
     with pytest.raises(JaxkvError, match="1 steps are in flight and async_scheduling is False"):
         scheduler.schedule()
     scheduler.update_from_output(output, np.array([3], np.int32))
@@ -238,6 +242,10 @@ def test_bad_configurations_are_refused() -> None:
         SchedulerConfig(watermark=1.0)
     with pytest.raises(JaxkvError, match="max_num_seqs must be an integer of at least 1, not 0"):
         SchedulerConfig(max_num_seqs=0)
+    with pytest.raises(
+        JaxkvError, match="serves another plan, of 60 blocks in 1 groups; this one has 61 in 1"
+    ):
+        Scheduler(Serving([full()], 61).plan, Serving([full()], 60).kv)
     plan = Serving([full()], 60, max_num_batched_tokens=16).plan
     with pytest.raises(JaxkvError, match=r"2 batches of 16 tokens put 32 tokens in flight.*made for 16"):
         SchedulerConfig(max_num_seqs=8, max_num_batched_tokens=16, async_scheduling=True).check_fits(plan)
