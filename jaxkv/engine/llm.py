@@ -39,6 +39,7 @@ class LLM:
     memory: of the pool of pages, in bytes or as "1GiB". block_size: tokens of a block.
     seed: from which requests without a seed of their own draw one.
     policy: how layers are put in groups, "split" or "unified".
+    prefix_match_unit: hits may end inside a block, at any multiple of so many tokens; None: at whole blocks.
     num_prefill_checkpoints: states for later prompts that recurrent layers may leave inside one chunk of a
       prompt; each takes room while a prompt is read, and where there are fewer than wanted, chunks end there.
     implementation: which kernels, by name; None: the platform's.
@@ -63,6 +64,7 @@ class LLM:
         enable_prefix_caching: bool = True,
         seed: int = 0,
         policy: str = "split",
+        prefix_match_unit: int | None = None,
         num_prefill_checkpoints: int = 1,
         implementation: str | None = None,
         async_scheduling: bool = False,
@@ -104,11 +106,15 @@ class LLM:
                 max_num_seqs=max_num_seqs,
                 batches_in_flight=scheduler_config.batches_in_flight,
                 enable_prefix_caching=enable_prefix_caching,
+                prefix_match_unit=prefix_match_unit,
             ),
             memory_bytes,
         )
         cache_manager = KVCacheManager(
-            self.plan, enable_caching=enable_prefix_caching, max_num_seqs=max_num_seqs
+            self.plan,
+            enable_caching=enable_prefix_caching,
+            prefix_match_unit=prefix_match_unit,
+            max_num_seqs=max_num_seqs,
         )
         use_compilation_cache()
         runner = ModelRunner(

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from jaxkv.block_tables import BlockTable, StateTable, padded_tables
 from jaxkv.cache_manager import KVCacheManager
+from jaxkv.engine.block_copies import BlockCopier
 from jaxkv.engine.buckets import Bucket, pick_bucket
 from jaxkv.engine.cache_layout import cache_layout
 from jaxkv.engine.draws import uniform_draws
@@ -98,6 +99,7 @@ class ModelRunner:
         shapes = [StepShape(bucket, _table_shapes(plan, bucket)) for bucket in self.buckets]
         function = StepFunction(graph, tree, cache_layout(plan, implementation), max_num_seqs)
         self.steps = CompiledSteps(function, shapes)
+        self._copier = BlockCopier(plan.layer_slots)
         rows = plan.page_size_bytes // (_WORD_BYTES * _LANES)
         self.pages: jax.Array = _allocate((plan.num_blocks * plan.layer_slots, rows, _LANES))
         self._previous: jax.Array = jnp.zeros(max_num_seqs, jnp.int32)
@@ -105,6 +107,8 @@ class ModelRunner:
 
     def compile(self, on_done: Callable[[Bucket], None] = lambda bucket: None) -> None:
         """Compiles the step for every bucket; `on_done` is called after each."""
+        if self.plan.hits_below_blocks:
+            self._copier.compile(self.pages)
         self.steps.compile(self._weights, self.pages, on_done)
 
     def start(
@@ -127,6 +131,7 @@ class ModelRunner:
         self._fill_tables(views, output, self._tables(output, cache_manager, shape))
         check_written_states(cache_manager, output)
         _fill_sampling(views, output, sampling)
+        self.pages = self._copier.run(self.pages, cache_manager.take_block_copies())
         outputs = self.steps.run(bucket, self._weights, self.pages, self._previous, words)
         self.pages, self._previous = outputs.pages, outputs.tokens
         self._previous_output = output

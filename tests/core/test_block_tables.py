@@ -44,6 +44,33 @@ def test_states_are_listed_to_read_and_to_write() -> None:
     assert len({block for some in ids for block in some}) == 8
 
 
+def test_states_left_inside_a_chunk_are_listed_with_their_positions() -> None:
+    cache = make_cache(
+        [full(), mamba(num_prefill_checkpoint_blocks=2)],
+        blocks_per_state=2,
+        options={"retention_interval": 4},
+    )
+    driver = Driver(cache)
+    first, second = driver.request(seq(1, 30)), driver.request(seq(2, 30))
+    driver.step(first, 3)
+    driver.step(first, 12)
+    driver.step(second, 5)
+    rows, computed = np.array([0, 1]), np.array([3, 0])
+    [_, table] = padded_tables(cache, rows, computed, num_seqs=3, widths=[8, 2])
+    assert isinstance(table, StateTable)
+    # Of 4, 8 and 12, inside (3, 15), the last two; 4, inside (0, 5); nothing in a padding row.
+    assert table.checkpoint_lens.tolist() == [[8, 12], [4, 0], [0, 0]]
+    assert ((table.checkpoint > 0).all(axis=2) == (table.checkpoint_lens > 0)).all()
+    blocks = [*table.checkpoint[table.checkpoint > 0].tolist(), *table.write[:2].ravel().tolist()]
+    assert len(set(blocks)) == len(blocks) == 10
+    with pytest.raises(JaxkvError, match="leaves 2 states of group 1 inside a chunk, its table has 1"):
+        padded_tables(cache, rows, computed, num_seqs=3, widths=[8, 1])
+    driver.step(first, 1)
+    [_, table] = padded_tables(cache, rows[:1], np.array([15]), num_seqs=1, widths=[8, 2])
+    assert isinstance(table, StateTable)
+    assert not table.checkpoint_lens.any()
+
+
 def test_rings_have_tables_too() -> None:
     ring = ScratchSpec(block_size=4, num_kv_heads=1, head_size=8)
     driver = Driver(make_cache([full(), ring]))

@@ -72,6 +72,15 @@ def test_chunks_end_at_the_last_position_a_resend_can_hit() -> None:
     assert chunks(150, 50, 16, (144,)) == [48, 96, 144, 150]
 
 
+def test_chunks_pass_positions_whose_states_fit_inside() -> None:
+    assert chunk_end(0, 64, 64, 4, (28, 40, 60)) == 28
+    assert chunk_end(0, 64, 64, 4, (28, 40, 60), num_inside=1) == 40
+    assert chunk_end(0, 64, 64, 4, (60, 40, 28), num_inside=2) == 60
+    assert chunk_end(0, 64, 64, 4, (28, 40, 60), num_inside=3) == 64
+    assert chunk_end(0, 50, 64, 4, (28, 40, 60), num_inside=2) == 48
+    assert chunk_end(40, 64, 64, 4, (28, 40, 60), num_inside=1) == 64
+
+
 def test_chunks_end_at_a_branch_point() -> None:
     assert chunks(160, 2048, 16, (96, 144)) == [96, 144, 160]
 
