@@ -6,6 +6,7 @@ the core is installed. Format: github.com/ggml-org/ggml, docs/gguf.md, versions 
 """
 
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ SUPPORTED_VERSIONS = (2, 3)
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 MAX_ARRAY_DEPTH = 8
+DEFAULT_ALIGNMENT = 32
 
 
 class TensorInfo(NamedTuple):
@@ -87,6 +89,27 @@ class GGUFHeader:
     def read_tensors(self) -> list[TensorInfo]:
         """All tensors, once the metadata is read."""
         return [self._tensor() for _ in range(self._num_tensors)]
+
+    def data_start(self, metadata: Mapping[str, Any]) -> int:
+        """Where the tensors' data begin, once the metadata and the tensors are read."""
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise JaxkvError(
+                f"general.alignment in {self._path} must be a positive integer, not {alignment!r}"
+            )
+        return -(-self._at // alignment) * alignment
+
+    def check_not_cut_off(self, metadata: Mapping[str, Any]) -> None:
+        """Once the metadata is read: raises JaxkvError for a file that ends before its last tensor begins."""
+        tensors = self.read_tensors()
+        if tensors:
+            last = max(tensors, key=lambda tensor: tensor.offset)
+            begin = self.data_start(metadata) + last.offset
+            if begin >= len(self._data):
+                raise JaxkvError(
+                    f"{self._path} breaks off: tensor {last.name} begins at byte {begin}, the file has "
+                    f"{len(self._data)}"
+                )
 
     def _tensor(self) -> TensorInfo:
         name = self._string()

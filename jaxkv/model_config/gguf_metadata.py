@@ -29,13 +29,13 @@ _CONFIG_KEYS = {
 }
 
 
-def gguf_config(path: Path) -> dict[str, Any]:
+def gguf_config(path: Path, *, is_first_part: bool = False) -> dict[str, Any]:
     """The file's metadata under the keys of a Hugging Face config.json.
 
-    Raises JaxkvError for a file that is no GGUF file, is cut off within its metadata, or holds a model of an
-    unknown architecture.
+    is_first_part: the rest of the file lies in other files. Raises JaxkvError for a file that is no GGUF file,
+    is cut off, or holds a model of an unknown architecture.
     """
-    metadata = read_gguf_metadata(path)
+    metadata = read_gguf_metadata(path, is_first_part=is_first_part)
     architecture = metadata.get("general.architecture")
     if architecture not in GGUF_ARCHITECTURES:
         raise JaxkvError(
@@ -50,6 +50,10 @@ def gguf_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def read_gguf_metadata(path: Path) -> dict[str, Any]:
-    """All entries of the metadata; JaxkvError for a file that is no GGUF file or breaks off within them."""
-    return GGUFHeader.of_file(path).read_metadata()
+def read_gguf_metadata(path: Path, *, is_first_part: bool = False) -> dict[str, Any]:
+    """All entries of the metadata; JaxkvError for a file that is no GGUF file or breaks off."""
+    header = GGUFHeader.of_file(path)
+    metadata = header.read_metadata()
+    if not is_first_part:
+        header.check_not_cut_off(metadata)
+    return metadata

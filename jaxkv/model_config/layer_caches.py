@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from jaxkv.errors import JaxkvError
 from jaxkv.model_config.parallel import replicated_heads, split_evenly
 from jaxkv.specs import (
     ChunkedLocalAttentionSpec,
@@ -41,6 +42,13 @@ class AttentionCache:
     head_size: int
     head_size_v: int
     reach: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise JaxkvError(
+                f"{self.num_heads} attention heads cannot share {self.num_kv_heads} KV heads: every KV head "
+                "serves the same number"
+            )
 
     def spec(self, choices: CacheChoices) -> KVCacheSpec:
         """The spec on one chip. KV heads are copied where there are fewer than chips."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from jaxkv.errors import JaxkvError
 from jaxkv.model_config.families import family_of
 from jaxkv.model_config.layer_caches import AttentionCache, CacheChoices, LatentCache, LayerCache
 from jaxkv.model_config.sources import find_config
@@ -15,6 +16,9 @@ DEFAULT_DTYPE = "bfloat16"
 
 DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": "float8_e4m3fn"}
 """Short names of element types."""
+
+_DTYPES = ("float32", "bfloat16", "float16")
+"""Dtypes that a config may name for the weights."""
 
 STATE_DTYPE_KEYS = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
 
@@ -118,5 +122,11 @@ def model_cache_from_config(config: Mapping[str, Any], name: str = "model") -> M
 
 
 def _dtype(text: TextConfig) -> str | None:
+    """The dtype of the weights; None where the config leaves it open. JaxkvError for one it cannot have."""
     value = text.get("dtype") or text.get("torch_dtype")
-    return value if value in ("float32", "bfloat16", "float16") else None
+    if value in (None, "auto"):
+        return None
+    name = value.removeprefix("torch.") if isinstance(value, str) else value
+    if name not in _DTYPES:
+        raise JaxkvError(f"the config's dtype {value!r} is none of {', '.join(_DTYPES)}")
+    return name

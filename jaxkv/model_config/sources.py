@@ -28,7 +28,7 @@ def find_config(model: str) -> ConfigSource:
     Raises JaxkvError where there is no such file or it cannot be read.
     """
     if model == DEMO_MODEL:
-        return ConfigSource(model, gguf_config(_demo_header()))
+        return ConfigSource(model, gguf_config(_demo_header(), is_first_part=True))
     if not model:
         raise JaxkvError("no model: its name is empty")
     try:

@@ -100,7 +100,7 @@ def test_several_models_in_one_table(capsys: pytest.CaptureFixture[str]) -> None
         (["--memory", "64MiB", "--max-model-len", "32768"], "MiB short; lower max_model_len to"),
         (["--block-size", "0"], "block_size must be an integer of at least 1, not 0"),
         (["--block-size", "-16"], "not -16"),
-        (["--max-model-len", "0"], "max_model_len must be a whole number of at least 1, got 0"),
+        (["--max-model-len", "0"], "max_model_len must be an integer of at least 1, not 0"),
         (["--max-num-batched-tokens", "0"], "max_num_batched_tokens"),
         (["--max-block-growth", "0"], "max_block_growth"),
         (["--dtype", "bf8"], "unknown dtype 'bf8'"),

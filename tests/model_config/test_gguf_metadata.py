@@ -16,8 +16,13 @@ def entry(key: str, value_type: int, data: bytes) -> bytes:
     return text(key) + struct.pack("<I", value_type) + data
 
 
-def gguf(*entries: bytes, version: int = 3) -> bytes:
-    return b"GGUF" + struct.pack("<IQQ", version, 0, len(entries)) + b"".join(entries)
+def gguf(*entries: bytes, version: int = 3, tensors: tuple[bytes, ...] = ()) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(entries)) + b"".join((*entries, *tensors))
+
+
+def tensor(name: str, offset: int) -> bytes:
+    """16 values of float32 as the header lists them."""
+    return text(name) + struct.pack("<IQIQ", 1, 16, 0, offset)
 
 
 def u32(key: str, value: int) -> bytes:
@@ -69,6 +74,17 @@ def test_a_file_cut_off_within_its_metadata_is_refused(tmp_path: Path, length: i
     data = gguf(*GEMMA3)
     with pytest.raises(JaxkvError, match=r"breaks off within its metadata|is not a GGUF file"):
         gguf_config(write(tmp_path / "cut.gguf", data[:length]))
+
+
+def test_a_file_cut_off_before_its_last_tensor_is_refused(tmp_path: Path) -> None:
+    head = gguf(*GEMMA3, tensors=(tensor("a", 0), tensor("b", 64)))
+    start = -(-len(head) // 32) * 32
+    whole = head.ljust(start, b"\0") + bytes(128)
+    assert gguf_config(write(tmp_path / "whole.gguf", whole))["num_hidden_layers"] == 18
+    with pytest.raises(
+        JaxkvError, match=f"breaks off: tensor b begins at byte {start + 64}, the file has {start}"
+    ):
+        gguf_config(write(tmp_path / "cut.gguf", whole[:start]))
 
 
 @pytest.mark.parametrize(

@@ -207,3 +207,24 @@ def test_unknown_dtypes_and_block_sizes_are_refused() -> None:
         cache.specs(16, "float5")
     with pytest.raises(JaxkvError, match=r"block_size must be .* 0"):
         cache.specs(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 KV heads"),
+        ({"num_key_value_heads": 8}, "4 attention heads cannot share 8 KV heads"),
+        ({"torch_dtype": "bfloat61"}, "dtype 'bfloat61' is none of float32, bfloat16, float16"),
+        ({"dtype": 16}, "dtype 16 is none of"),
+    ],
+)
+def test_configs_that_no_model_can_have_are_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(JaxkvError, match=message):
+        model_cache_from_config({**GEMMA3_270M, **change}, "odd")
+
+
+@pytest.mark.parametrize(
+    ("named", "dtype"), [("float16", "float16"), ("torch.float32", "float32"), ("auto", None), (None, None)]
+)
+def test_the_dtype_of_the_config_is_read(named: str | None, dtype: str | None) -> None:
+    assert model_cache_from_config({**GEMMA3_270M, "torch_dtype": named}, "x").dtype == dtype

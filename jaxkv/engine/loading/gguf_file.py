@@ -12,8 +12,6 @@ from gguf.quants import dequantize
 from jaxkv.errors import JaxkvError
 from jaxkv.gguf_header import GGUFHeader, TensorInfo
 
-DEFAULT_ALIGNMENT = 32
-
 
 class GGUFTensor(NamedTuple):
     """One tensor of the file: its row-major shape, its format, and where its bytes are."""
@@ -42,10 +40,7 @@ class GGUFFile:
         self._data = np.frombuffer(header.data, np.uint8)
         self.metadata = header.read_metadata()
         infos = header.read_tensors()
-        alignment = self.metadata.get("general.alignment", DEFAULT_ALIGNMENT)
-        if not isinstance(alignment, int) or alignment < 1:
-            raise JaxkvError(f"general.alignment in {path} must be a positive integer, not {alignment!r}")
-        start = -(-header.size // alignment) * alignment
+        start = header.data_start(self.metadata)
         self.tensors = {info.name: self._placed(info, start) for info in infos}
 
     def names(self) -> Collection[str]:
