@@ -10,7 +10,7 @@ from jaxkv.engine.poison import NAN_WORD, PoisoningRunner
 from jaxkv.planning import PlanConfig, make_plan
 from tests.engine.serving import Bench, load_script
 
-FAMILIES = {"jamba": 3}
+FAMILIES = {"jamba": 3, "lara-mini": 3, "lfm3": 3, "qwen3-next": 2}
 """Layers of each family's model: the fewest that have all its kinds."""
 
 BLOCK_SIZE = 16
