@@ -32,8 +32,8 @@ _CONFIG_KEYS = {
 def gguf_config(path: Path, *, is_first_part: bool = False) -> dict[str, Any]:
     """The file's metadata under the keys of a Hugging Face config.json.
 
-    is_first_part: the rest of the file lies in other files. Raises JaxkvError for a file that is no GGUF file,
-    is cut off, or holds a model of an unknown architecture.
+    is_first_part: the rest of the file lies in other files. Raises JaxkvError for a file that is no GGUF
+    file, is cut off, or holds a model of an unknown architecture.
     """
     metadata = read_gguf_metadata(path, is_first_part=is_first_part)
     architecture = metadata.get("general.architecture")
