@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -200,6 +201,7 @@ def _as_json(llm: "LLM", outputs: "list[RequestOutput]", *, interrupted: bool) -
                 "token_ids": output.token_ids,
                 "num_prompt_tokens": len(output.prompt_token_ids),
                 "num_cached_tokens": output.num_cached_tokens,
+                "cache_hit": None if output.cache_hit is None else asdict(output.cache_hit),
                 "finish_reason": output.finish_reason,
                 "time_to_first_token_s": output.metrics.time_to_first_token,
                 "time_total_s": output.metrics.time_total,

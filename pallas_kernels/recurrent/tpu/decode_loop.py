@@ -22,12 +22,18 @@ from pallas_kernels.recurrent.tpu.slabs import SlabPlan, StatePages, state_pages
 
 
 class Operand(NamedTuple):
-    """An array and the block of it that a step sees: `index(seq, slab)`. `in_smem`: scalars."""
+    """An array and the block of it that a step sees: `at(seq, slab)` in blocks. `in_smem`: scalars."""
 
     array: jax.Array
     block: tuple[int, ...]
-    index: Callable[[Any, Any], tuple[Any, ...]]
+    at: Callable[[Any, Any], tuple[Any, ...]]
     in_smem: bool = False
+
+    def spec(self, at: Callable[..., tuple[Any, ...]]) -> pl.BlockSpec:
+        """Its block spec with the index map `at`."""
+        if self.in_smem:
+            return pl.BlockSpec(self.block, at, memory_space=pltpu.SMEM)
+        return pl.BlockSpec(self.block, at)
 
 
 class DecodeResult(NamedTuple):
@@ -41,7 +47,7 @@ class DecodeResult(NamedTuple):
 class DecodeLoop:
     """One token of every decode. `compute(in_buffer, out_buffer, operand refs, out_ref)` does one slab.
 
-    out: shape of the outputs and their block, by the same `index` as an operand's.
+    out: shape of the outputs and their block, as an operand's.
     """
 
     place: StatePlace
@@ -73,12 +79,11 @@ class DecodeLoop:
 
         def spec(operand: Operand) -> pl.BlockSpec:
             # Steps that are not live ask for the last live one's block, so nothing is copied for them.
-            def index(step, num_live, *_):
+            def at(step, num_live, *_):
                 step = jnp.minimum(step, jnp.maximum(num_live[0] - 1, 0))
-                return operand.index(step // self.num_slabs, step % self.num_slabs)
+                return operand.at(step // self.num_slabs, step % self.num_slabs)
 
-            space = {"memory_space": pltpu.SMEM} if operand.in_smem else {}
-            return pl.BlockSpec(operand.block, index, **space)
+            return operand.spec(at)
 
         anywhere = pl.BlockSpec(memory_space=pl.ANY)
         buffer = pltpu.VMEM((2, plan.rows, LANES), jnp.uint32)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.recurrent.tpu.slabs import pack_rows, unpack_rows
-from pallas_kernels.recurrent.tpu.triangle import unit_lower_inverse
+from pallas_kernels.recurrent.triangle import unit_lower_inverse
 
 HIDDEN = -1e30  # exp gives 0
 
@@ -29,7 +29,7 @@ def pack_slab(size: int, packed: bool, state_ref, words) -> None:
 def chunk_slab(head_size: int, sharing: int, state_ref, num_tokens, operand_refs, out_ref) -> None:
     """`sharing` blocks of the slab read one key head; rows past the tokens are zero in all operands.
 
-    operand_refs: q, k `[1, keys, L, size]`; v, and s (the running sums of the decays' logarithms)
+    operand_refs: q, k `[1, keys, L, size]`; v, and s (running sums of the decays' logarithms)
     `[1, slab, L, 128]`, s again `[1, slab, heads of a block, L]`; for the delta rule beta `[1, slab, L, 128]`.
     Stages run over all blocks of the slab, so that their products overlap.
     """

@@ -27,7 +27,7 @@ class PrefillResult(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PrefillLoop:
-    """All chunks of prefill sequences. Operands' `index(chunk, slab)`.
+    """All chunks of prefill sequences. Operands are indexed by `at(chunk, slab)`.
 
     state_shape: a slab of the state in float32. unpack(words ref, state ref), pack(state ref, words ref): a
     slab's words and its state. compute(state ref, num_tokens, operand refs, out_ref): one chunk.
@@ -69,11 +69,11 @@ class PrefillLoop:
             )
 
         def spec(operand: Operand) -> pl.BlockSpec:
-            def index(slab, chunk, num_live, *_):
-                return operand.index(jnp.minimum(chunk, jnp.maximum(num_live[0] - 1, 0)), slab)
+            # Chunks that are not live ask for the last live one's block, so nothing is copied for them.
+            def at(slab, chunk, num_live, *_):
+                return operand.at(jnp.minimum(chunk, jnp.maximum(num_live[0] - 1, 0)), slab)
 
-            space = {"memory_space": pltpu.SMEM} if operand.in_smem else {}
-            return pl.BlockSpec(operand.block, index, **space)
+            return operand.spec(at)
 
         anywhere = pl.BlockSpec(memory_space=pl.ANY)
         out, pages = pl.pallas_call(
@@ -104,8 +104,7 @@ class PrefillLoop:
         num_live_ref, seq_ref, num_tokens_ref, opens_ref, closes_ref, seq_len_ref, *refs = refs
         read_ids, read_live, write_ids, write_live, *refs = refs
         reads, writes = StatePages(read_ids, read_live), StatePages(write_ids, write_live)
-        if kept:
-            lens_ref, kept_ids, kept_live, *refs = refs
+        checkpoint_refs, refs = (refs[:3], refs[3:]) if kept else ((), refs)
         operand_refs, (_, out_ref, pages_ref, words, state_ref, semaphore) = (
             refs[:num_operands],
             refs[num_operands:],
@@ -130,11 +129,12 @@ class PrefillLoop:
 
             self.compute(state_ref, num_tokens_ref[chunk], operand_refs, out_ref)
             for index in range(kept):
+                lens_ref, *states = checkpoint_refs
                 state = seq * kept + index
 
                 @pl.when((lens_ref[state] == seq_len_ref[chunk]) & (num_tokens_ref[chunk] > 0))
-                def _(state=state):
-                    store(StatePages(kept_ids, kept_live), state)
+                def _(state=state, states=states):
+                    store(StatePages(*states), state)
 
             @pl.when(closes_ref[chunk] == 1)
             def _():

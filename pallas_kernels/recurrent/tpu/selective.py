@@ -1,7 +1,7 @@
 """Mamba 1 on a TPU: channels fill whole registers of 8 x 128, so a state of size N is N registers for each.
 
-There is no matrix form (each channel decays at N rates of its own): prefill is a loop over a chunk's tokens with
-the states of 1,024 channels in registers, b and c being scalars.
+There is no matrix form (each channel decays at N rates of its own): prefill is a loop over a chunk's tokens
+with the states of 1,024 channels in registers, b and c being scalars.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""The gated delta rule: a state `[blocks, dk, lanes]`, in chunks carried as `[Hv, dk, dv]`.
+"""The gated delta rule: a state `[blocks, dk, lanes]`, carried as `[Hv, dk, dv]`.
 
 Within a chunk all tokens are computed with matrix products (Yang and others 2024, the WY form). With s the
 running sum of g, the values that are really added, V', solve
@@ -17,10 +17,11 @@ from jax import lax
 from pallas_kernels.batch import RaggedBatch
 from pallas_kernels.recurrent.inputs import DeltaInputs
 from pallas_kernels.recurrent.outputs import StepResult
-from pallas_kernels.recurrent.state_layout import StoredShape
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
+from pallas_kernels.recurrent.triangle import unit_lower_inverse
 from pallas_kernels.recurrent.xla.form import Chunk
+from pallas_kernels.recurrent.xla.matrices import Matrices
 from pallas_kernels.recurrent.xla.walk import walk
 
 CHUNK = 64
@@ -28,43 +29,33 @@ HIGHEST = lax.Precision.HIGHEST
 
 
 class DeltaForm(NamedTuple):
-    """Sizes: value heads `heads` of `value_size`, key heads `key_heads`; the stored state."""
+    """`heads` value heads, `key_heads` key heads."""
 
     heads: int
-    value_size: int
     key_heads: int
-    stored: StoredShape
+    matrices: Matrices
     length: int = CHUNK
 
     @property
     def out_shape(self) -> tuple[int, ...]:
-        return (self.heads, self.value_size)
+        return (self.heads, self.matrices.head_size)
 
     def step(self, stored: jax.Array, inputs: DeltaInputs) -> tuple[jax.Array, jax.Array]:
-        blocks, size, lanes = self.stored
-        together = lanes // self.value_size
-        state = stored.reshape(blocks, size, together, self.value_size)
+        state = self.open_state(stored)
         q, k = (jnp.repeat(x, self.heads // self.key_heads, axis=0) for x in (inputs.q, inputs.k))
-        alike = (q * k).sum(axis=1, keepdims=True)
-        by_block = tuple(x.reshape(blocks, together, size).transpose(0, 2, 1)[..., None] for x in (q, k))
         decay = jnp.exp(inputs.g)[:, None]
         # Both sums are over the state as it was, so that it is read once.
-        asked, seen = (decay * (state * x).sum(axis=1).reshape(self.out_shape) for x in by_block)
+        asked, seen = (decay * jnp.einsum("hk,hkv->hv", x, state, precision=HIGHEST) for x in (q, k))
         added = inputs.beta[:, None] * (inputs.v - seen)
-        out = asked + alike * added
-        added = added.reshape(blocks, 1, together, self.value_size)
-        state = decay.reshape(blocks, 1, together, 1) * state + by_block[1] * added
-        return state.reshape(stored.shape), out
+        out = asked + (q * k).sum(axis=1, keepdims=True) * added
+        state = decay[:, :, None] * state + k[:, :, None] * added[:, None, :]
+        return self.close_state(state), out
 
     def open_state(self, stored: jax.Array) -> jax.Array:
-        blocks, size, lanes = self.stored
-        heads = stored.reshape(blocks, size, lanes // self.value_size, self.value_size)
-        return heads.transpose(0, 2, 1, 3).reshape(self.heads, size, self.value_size)
+        return self.matrices.open(stored, self.heads)
 
     def close_state(self, state: jax.Array) -> jax.Array:
-        blocks, size, lanes = self.stored
-        heads = state.reshape(blocks, lanes // self.value_size, size, self.value_size)
-        return heads.transpose(0, 2, 1, 3).reshape(blocks, size, lanes)
+        return self.matrices.close(state)
 
     def chunk(self, state: jax.Array, chunk: Chunk) -> tuple[jax.Array, jax.Array]:
         # A row that is no token: no decay (g = 0), nothing added (beta = 0).
@@ -82,17 +73,13 @@ class DeltaForm(NamedTuple):
         queries = jnp.repeat(jnp.einsum("hik,hjk->hij", q, k, precision=HIGHEST), copies, axis=0)
         both = jnp.repeat(jnp.concatenate([k, q], axis=1), copies, axis=0)
         seen = jnp.matmul(both, state, precision=HIGHEST)  # [Hv, 2 L, dv]
-        added = lax.linalg.triangular_solve(
-            beta * decays * keys,
-            beta * (v - from_start * seen[:, :length]),
-            left_side=True,
-            lower=True,
-            unit_diagonal=True,
-        )
+        [inverse] = unit_lower_inverse([jnp.tril(beta * decays * keys, -1)])
+        wanted = beta * (v - from_start * seen[:, :length])
+        added = jnp.matmul(inverse, wanted, precision=HIGHEST)
         out = from_start * seen[:, length:] + jnp.matmul(decays * queries, added, precision=HIGHEST)
         last = logs[:, -1:]
-        weighted = (jnp.exp(last - logs)[..., None] * added).reshape(self.key_heads, copies, length, -1)
-        grown = jnp.einsum("hlk,hmlv->hmkv", k, weighted, precision=HIGHEST).reshape(state.shape)
+        weighted = jnp.exp(last - logs)[..., None] * added
+        grown = jnp.einsum("hlk,hlv->hkv", both[:, :length], weighted, precision=HIGHEST)
         state = jnp.exp(last)[..., None] * state + grown
         return state, out.transpose(1, 0, 2)
 
@@ -103,5 +90,5 @@ def gated_delta_rule_xla(
     """Same contract as `gated_delta_rule_reference`."""
     _, heads, value_size = inputs.v.shape
     stored = place.layout.stored_shape(place.part)
-    form = DeltaForm(heads, value_size, inputs.k.shape[1], stored)
+    form = DeltaForm(heads, inputs.k.shape[1], Matrices(stored, value_size))
     return walk(form, inputs, pages, batch, table, place)

@@ -70,7 +70,7 @@ class SelectiveForm(NamedTuple):
 
     def _token(self, state: jax.Array, token: Tokens) -> tuple[jax.Array, jax.Array]:
         state = jnp.exp(token.dt * self.a) * state + (token.dt * token.x) * token.b[:, None]
-        return state, (state * token.c[:, None]).sum(axis=0) + self.d * token.x
+        return state, jnp.matmul(token.c, state, precision=lax.Precision.HIGHEST) + self.d * token.x
 
 
 def selective_scan_xla(

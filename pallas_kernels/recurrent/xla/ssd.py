@@ -14,10 +14,10 @@ from jax import lax
 from pallas_kernels.batch import RaggedBatch
 from pallas_kernels.recurrent.inputs import SsdInputs
 from pallas_kernels.recurrent.outputs import StepResult
-from pallas_kernels.recurrent.state_layout import StoredShape
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
 from pallas_kernels.recurrent.xla.form import Chunk
+from pallas_kernels.recurrent.xla.matrices import Matrices
 from pallas_kernels.recurrent.xla.walk import walk
 
 CHUNK = 64
@@ -38,10 +38,13 @@ class SsdForm(NamedTuple):
 
     a: jax.Array
     d: jax.Array | None
-    head_size: int
     groups: int
-    stored: StoredShape
+    matrices: Matrices
     length: int = CHUNK
+
+    @property
+    def head_size(self) -> int:
+        return self.matrices.head_size
 
     @property
     def heads(self) -> int:
@@ -52,25 +55,21 @@ class SsdForm(NamedTuple):
         return (self.heads, self.head_size)
 
     def step(self, stored: jax.Array, inputs: Tokens) -> tuple[jax.Array, jax.Array]:
-        blocks, size, lanes = self.stored
-        together = lanes // self.head_size
-        state = stored.reshape(blocks, size, together, self.head_size)
-        b, c = (self._by_block(x) for x in (inputs.b, inputs.c))
-        decay = jnp.exp(inputs.dt * self.a).reshape(blocks, 1, together, 1)
-        added = (inputs.dt[:, None] * inputs.x).reshape(blocks, 1, together, self.head_size)
-        state = decay * state + added * b
-        out = (state * c).sum(axis=1).reshape(self.out_shape)
-        return state.reshape(stored.shape), self._with_skip(out, inputs.x)
+        state = self.matrices.open(stored, self.groups)
+        b, c = (jnp.repeat(x, state.shape[0] // self.groups, axis=0) for x in (inputs.b, inputs.c))
+        decay = jnp.repeat(jnp.exp(inputs.dt * self.a), self.head_size).reshape(state.shape[0], 1, -1)
+        added = (inputs.dt[:, None] * inputs.x).reshape(state.shape[0], 1, -1)
+        state = decay * state + b[:, :, None] * added
+        out = jnp.einsum("mn,mnl->ml", c, state, precision=HIGHEST).reshape(self.out_shape)
+        return self.matrices.close(state), self._with_skip(out, inputs.x)
 
     def open_state(self, stored: jax.Array) -> jax.Array:
-        blocks, size, lanes = self.stored
-        together = lanes // self.head_size
-        heads = stored.reshape(blocks, size, together, self.head_size).transpose(1, 0, 2, 3)
-        grouped = heads.reshape(size, self.groups, -1)
+        blocks, size, lanes = self.matrices.stored
+        grouped = stored.transpose(1, 0, 2).reshape(size, self.groups, blocks * lanes // self.groups)
         return grouped.transpose(1, 0, 2)
 
     def close_state(self, state: jax.Array) -> jax.Array:
-        blocks, size, lanes = self.stored
+        blocks, size, lanes = self.matrices.stored
         return state.transpose(1, 0, 2).reshape(size, blocks, lanes).transpose(1, 0, 2)
 
     def chunk(self, state: jax.Array, chunk: Chunk) -> tuple[jax.Array, jax.Array]:
@@ -100,12 +99,6 @@ class SsdForm(NamedTuple):
         state = decay * state + jnp.einsum("gln,glc->gnc", b, to_end, precision=HIGHEST)
         return state, self._with_skip(out.reshape(length, *self.out_shape), tokens.x)
 
-    def _by_block(self, value: jax.Array) -> jax.Array:
-        """`[G, N]` as `[blocks, N, heads of a block, 1]`."""
-        blocks, size, lanes = self.stored
-        by_head = jnp.repeat(value, self.heads // self.groups, axis=0)
-        return by_head.reshape(blocks, lanes // self.head_size, size).transpose(0, 2, 1)[..., None]
-
     def _with_skip(self, out: jax.Array, x: jax.Array) -> jax.Array:
         return out if self.d is None else out + self.d[:, None] * x
 
@@ -115,5 +108,5 @@ def ssd_xla(
 ) -> StepResult:
     """Same contract as `ssd_reference`."""
     stored = place.layout.stored_shape(place.part)
-    form = SsdForm(inputs.a, inputs.d, inputs.x.shape[2], inputs.b.shape[1], stored)
+    form = SsdForm(inputs.a, inputs.d, inputs.b.shape[1], Matrices(stored, inputs.x.shape[2]))
     return walk(form, Tokens(inputs.x, inputs.dt, inputs.b, inputs.c), pages, batch, table, place)

@@ -1,5 +1,6 @@
 """One state's part in the pool, moved as a few runs of neighbouring words, at memory speed on a CPU."""
 
+from itertools import groupby
 from typing import NamedTuple
 
 import jax
@@ -49,7 +50,6 @@ def read_state(pool: jax.Array, blocks: jax.Array, place: StatePlace) -> jax.Arr
     else:
         whole = pool.at[page_ids[runs[0].page : runs[-1].page + 1]].get(mode="promise_in_bounds")
         words = whole.reshape(-1)[runs[0].start : runs[0].start + place.words.size]
-    words = lax.optimization_barrier(words)
     stored = place.layout.stored_of_words(place.part, words)
     return jnp.where(blocks[0] != 0, stored, 0)
 
@@ -60,24 +60,27 @@ def write_state(
     """The pool with the part written to `blocks` `[P]`, if `live` and they are not 0."""
     page_ids = place.page_ids(blocks)
     runs = runs_of(place)
+    page_words = place.layout.page_words
     words = place.layout.words_of(place.part, stored)
-    last_start = place.words.size - runs[-1].size
 
     def write_run(pool: jax.Array, run: Run, start: int) -> jax.Array:
         piece = words[start : start + run.size].reshape(_window(pool, run))
         return lax.dynamic_update_slice(pool, piece, _at(pool, page_ids, run))
 
-    def write_middle(page: jax.Array, pool: jax.Array) -> jax.Array:
-        start = runs[0].size + (page - runs[0].page - 1) * place.layout.page_words
-        piece = lax.dynamic_slice(words, (start,), (place.layout.page_words,))
-        at = (page_ids[page],) + (0,) * (pool.ndim - 1)
-        return lax.dynamic_update_slice(pool, piece.reshape(1, *pool.shape[1:]), at)
-
     def write(_: jax.Array, pool: jax.Array) -> jax.Array:
-        pool = write_run(pool, runs[0], 0)
-        if len(runs) > 2:
-            pool = lax.fori_loop(runs[0].page + 1, runs[-1].page, write_middle, pool)
-        return write_run(pool, runs[-1], last_start) if len(runs) > 1 else pool
+        start = 0
+        for whole, some in groupby(runs, lambda run: run.size == page_words):
+            group = list(some)
+            size = sum(run.size for run in group)
+            if whole:
+                ids = page_ids[group[0].page : group[-1].page + 1]
+                pieces = words[start : start + size].reshape(len(group), *pool.shape[1:])
+                pool = pool.at[ids].set(pieces, mode="promise_in_bounds", unique_indices=True)
+            else:
+                for run in group:
+                    pool = write_run(pool, run, start)
+            start += size
+        return pool
 
     # A loop of one turn or none: XLA updates the pool in place there, where a condition may copy it.
     return lax.fori_loop(0, (live & (blocks[0] != 0)).astype(jnp.int32), write, pool)

@@ -10,13 +10,13 @@ triangular matrix of size 8 vanish), and its terms are still small enough not to
 
 
 def unit_lower_inverse(lowers: list[jax.Array]) -> list[jax.Array]:
-    """`(I + A)^-1` for strictly lower triangular A `[L, L]`, L a power of two times 8.
+    """`(I + A)^-1` for strictly lower triangular A `[..., L, L]`.
 
     Blocks on the diagonal first, `(I - A)(I + A^2)(I + A^4)`; then blocks of twice the size from the inverses
-    X, Z of two neighbours and what lies below them, Y: the corner is -Z Y X. Each stage runs over all matrices,
-    so that their products overlap.
+    X, Z of two neighbours and what lies below them, Y: the corner is -Z Y X. Each stage runs over all of the
+    list, so that a compiler can let their products overlap.
     """
-    length = lowers[0].shape[0]
+    length = lowers[0].shape[-1]
     row = lax.broadcasted_iota(jnp.int32, (length, length), 0)
     column = lax.broadcasted_iota(jnp.int32, (length, length), 1)
     identity = (row == column).astype(jnp.float32)
@@ -36,4 +36,4 @@ def unit_lower_inverse(lowers: list[jax.Array]) -> list[jax.Array]:
 
 
 def _product(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.dot(a, b, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
