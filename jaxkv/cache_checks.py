@@ -3,9 +3,9 @@ Checked when it is built, with values, so that nothing fails later.
 """
 
 from collections.abc import Sequence
-from math import lcm
 
 from jaxkv.errors import JaxkvError
+from jaxkv.planning.alignment import effective_block_size
 from jaxkv.planning.plan import CacheGroup, CachePlan
 from jaxkv.specs import (
     AttentionSpec,
@@ -14,32 +14,6 @@ from jaxkv.specs import (
     ScratchSpec,
     SlidingWindowSpec,
 )
-
-
-def effective_block_size(group: CacheGroup, context_parallel_size: int) -> int:
-    """Tokens under one block id of all ranks together."""
-    spec = group.spec
-    if isinstance(spec, AttentionSpec) and spec.dcp_sharded:
-        return spec.block_size * context_parallel_size
-    return spec.block_size
-
-
-def hit_alignment(plan: CachePlan, *, fine_grained: bool) -> int:
-    """Tokens on whose multiples every group can serve a hit: where states are worth keeping.
-
-    The least common multiple of the blocks that must hit whole; rings, encoder outputs, recurrent states
-    (kept at any position) and windows of one token (which need nothing) do not count. One hash where blocks
-    may hit in part.
-    """
-    if fine_grained:
-        return plan.hash_block_size
-    sizes = [plan.hash_block_size]
-    for group in plan.groups:
-        spec = group.spec
-        needs_nothing = isinstance(spec, SlidingWindowSpec) and spec.num_retained_tokens == 0
-        if spec.prefix_cacheable and isinstance(spec, AttentionSpec) and not needs_nothing:
-            sizes.append(effective_block_size(group, plan.limits.decode_context_parallel_size))
-    return lcm(*sizes)
 
 
 def check_plan(
@@ -80,7 +54,7 @@ def _check_hashing(plan: CachePlan, prefix_match_unit: int | None) -> None:
             f"prefix_match_unit {prefix_match_unit} is not the plan's hash block of {unit} tokens"
         )
     for index, group in enumerate(plan.groups):
-        size = effective_block_size(group, plan.limits.decode_context_parallel_size)
+        size = effective_block_size(group.spec, plan.limits.decode_context_parallel_size)
         if group.spec.prefix_cacheable and isinstance(group.spec, AttentionSpec) and size % unit:
             raise JaxkvError(
                 f"group {index} has blocks of {size} tokens, which is not a multiple of the hash block of "
@@ -97,7 +71,7 @@ def _check_lookahead(plan: CachePlan, drop_eagle_block: bool) -> None:
     """Draft modules write cache entries that depend on later tokens; dropping one block must cover them."""
     lookahead = plan.limits.num_lookahead_tokens
     for index, group in enumerate(plan.groups):
-        size = effective_block_size(group, plan.limits.decode_context_parallel_size)
+        size = effective_block_size(group.spec, plan.limits.decode_context_parallel_size)
         if drop_eagle_block and group.is_eagle_group and lookahead > size:
             raise JaxkvError(
                 f"EAGLE group {index} drops one block of {size} tokens from a hit, which does not cover the "

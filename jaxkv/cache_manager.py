@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkv.cache_checks import check_plan, hit_alignment
+from jaxkv.cache_checks import check_plan
 from jaxkv.cache_request import CacheRequest
 from jaxkv.checks import check_bool, check_int, check_is
 from jaxkv.copies import BlockCopies, PendingCopies
@@ -95,7 +95,7 @@ class KVCacheManager:
         self.plan = plan
         self.enable_caching = enable_caching
         self.hasher: BlockHasher = make_hasher(hash_algo, plan.hash_block_size, num_hash_lookahead_tokens)
-        self.chunk_alignment = hit_alignment(plan, fine_grained=fine_grained)
+        self.chunk_alignment = plan.hash_block_size if fine_grained else plan.whole_block_alignment
         self.retention = Retention(retention_interval, self.chunk_alignment)
         if enable_caching:
             self.retention.check()

@@ -26,7 +26,6 @@ from typing import ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from jaxkv.cache_checks import hit_alignment
 from jaxkv.cache_manager import KVCacheManager
 from jaxkv.cache_request import CacheRequest
 from jaxkv.errors import JaxkvError
@@ -169,7 +168,7 @@ class InMemoryConnector(KVConnector):
 
     def match(self, request: CacheRequest, num_local_tokens: int) -> ExternalMatch:
         # Whole blocks only, also where local hits may end inside one.
-        step = hit_alignment(self._cache.plan, fine_grained=False)
+        step = self._cache.plan.whole_block_alignment
         hashed = len(request.block_hashes(self._cache.hasher)) * self._cache.plan.hash_block_size
         longest = min(request.num_tokens - 1, hashed) // step * step
         for end in range(longest, num_local_tokens, -step):

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from jaxkv.errors import JaxkvError
 from jaxkv.memory_size import format_bytes
+from jaxkv.planning.alignment import effective_block_size
 from jaxkv.planning.plan import CacheGroup, CachePlan, PlanConfig, blocks_per_request
 from jaxkv.specs import AttentionSpec, KVCacheSpec, MambaSpec, RequestLimits
 
@@ -55,12 +56,6 @@ def resolve_block_sizes(groups: Sequence[CacheGroup], config: PlanConfig) -> Blo
                 f"that one state of layer {group.layer_names[0]} covers"
             )
     return BlockSizes(unit, scheduler)
-
-
-def effective_block_size(spec: KVCacheSpec, context_parallel_size: int) -> int:
-    """Tokens one block stands for over all ranks of decode context parallelism."""
-    spread = isinstance(spec, AttentionSpec) and spec.dcp_sharded
-    return spec.block_size * (context_parallel_size if spread else 1)
 
 
 def blocks_in(memory_bytes: int, bytes_per_block: int, config: PlanConfig) -> int:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from jaxkv.checks import check_all, check_bool, check_int, check_is
 from jaxkv.errors import JaxkvError
+from jaxkv.planning.alignment import whole_block_alignment
 from jaxkv.specs import KVCacheSpec, RequestLimits
 
 
@@ -139,7 +140,13 @@ class CachePlan:
 
         A prompt hits at most up to the token before its last, so it needs one token more than that.
         """
-        return self.hash_block_size if self.hits_below_blocks else self.scheduler_block_size
+        return self.hash_block_size if self.hits_below_blocks else self.whole_block_alignment
+
+    @cached_property
+    def whole_block_alignment(self) -> int:
+        """The same for hits that end with whole blocks."""
+        size = self.limits.decode_context_parallel_size
+        return whole_block_alignment(self.groups, self.hash_block_size, size)
 
     def layer_location(self, name: str) -> LayerLocation:
         """Where the layer's pages are. Raises JaxkvError for a layer that the plan does not hold."""

@@ -123,3 +123,13 @@ def test_evicting_from_the_end_shortens_hits_block_by_block() -> None:
         cache.pool.take(0, len(cache.pool.plain_ids()) + 1)
     # Both groups lose the same positions together: two blocks for each four tokens.
     assert hits == [40, *(n for n in range(36, 0, -4) for _ in range(2)), 0]
+
+
+def test_hits_reach_the_ends_of_local_chunks_that_are_no_ends_of_blocks() -> None:
+    # Blocks of 4 and 16 tokens, chunks of 8: a hit of 8 needs the first two small blocks, and no large one.
+    cache = make_cache([full(4), local(8, 16)])
+    driver = Driver(cache)
+    driver.serve(seq(1, 41))
+    assert cache.plan.scheduler_block_size == 16
+    assert cache.plan.hit_alignment == cache.chunk_alignment == 8
+    assert [driver.hit(seq(1, n)) for n in (9, 16, 17, 24, 25)] == [8, 8, 16, 16, 24]
