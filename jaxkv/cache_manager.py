@@ -238,7 +238,7 @@ class KVCacheManager:
             for manager in self.managers
         ]
         taken = sum(n * manager.width for n, manager in zip(needed, self.managers, strict=True))
-        wanted = taken + self._free_in(parts)
+        wanted = taken + (self._free_in(parts) if parts else 0)
         if wanted > self.pool.num_free and wanted > self.num_free_blocks:
             return None
         if row < 0:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkv.arrays import grown
 from jaxkv.errors import JaxkvError
 
 if TYPE_CHECKING:
@@ -28,13 +29,6 @@ _COLUMNS = (
 
 NO_TOKEN = -1
 """Stands where a token is scheduled but its id has not come back from the device; also pads `end_tokens`."""
-
-
-def grown(array: NDArray, shape: tuple[int, ...], fill: int | None) -> NDArray:
-    """A larger copy of `array`; new elements are `fill` (None: left uninitialised)."""
-    new = np.empty(shape, array.dtype) if fill is None else np.full(shape, fill, array.dtype)
-    new[tuple(slice(0, n) for n in array.shape)] = array
-    return new
 
 
 class RequestTable:
@@ -187,6 +181,6 @@ class RequestTable:
         self.tokens = grown(self.tokens, (num_rows, self.capacity), None)
         self.end_tokens = grown(self.end_tokens, (num_rows, self.end_tokens.shape[1]), NO_TOKEN)
         for name in _COLUMNS:
-            setattr(self, name, grown(getattr(self, name), (num_rows,), 0))
+            setattr(self, name, grown(getattr(self, name), (num_rows,)))
         self.request_ids = grown(self.request_ids, (num_rows,), None)
         self._requests.extend([None] * (num_rows - len(self._requests)))

@@ -3,8 +3,8 @@
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkv.arrays import grown
 from jaxkv.managers import NEVER, Manager, Row
-from jaxkv.managers.base import grown
 
 
 class CacheRows:

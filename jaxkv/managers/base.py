@@ -41,13 +41,6 @@ NEVER = 2**62
 NO_PART = HitPart(0, NO_UNITS)
 
 
-def grown(array: NDArray, shape: tuple[int, ...]) -> NDArray:
-    """A zero-filled array of `shape` that starts with `array`."""
-    new = np.zeros(shape, array.dtype)
-    new[tuple(slice(0, n) for n in array.shape)] = array
-    return new
-
-
 class Span(NamedTuple):
     """The tokens of one request around one step.
 

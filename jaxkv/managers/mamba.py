@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkv.arrays import grown
 from jaxkv.managers.base import (
     NEVER,
     NO_PART,
@@ -15,7 +16,6 @@ from jaxkv.managers.base import (
     Manager,
     ManagerContext,
     Span,
-    grown,
 )
 from jaxkv.managers.state_finder import StateFinder
 from jaxkv.pool import NOT_CACHED

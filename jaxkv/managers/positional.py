@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from jaxkv.managers.base import Filled, HitPart, Manager, ManagerContext, Span, grown
+from jaxkv.arrays import grown
+from jaxkv.managers.base import Filled, HitPart, Manager, ManagerContext, Span
 from jaxkv.specs import AttentionSpec, cdiv
 
 
