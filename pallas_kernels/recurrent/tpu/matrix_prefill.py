@@ -27,10 +27,11 @@ def pack_slab(size: int, packed: bool, state_ref, words) -> None:
 
 
 def chunk_slab(head_size: int, sharing: int, state_ref, num_tokens, operand_refs, out_ref) -> None:
-    """`sharing` blocks of the slab read one key head; rows past the tokens are zero in all operands.
+    """`sharing` blocks of the slab read one key head; rows past the tokens are zero in all operands but s.
 
-    operand_refs: q, k `[1, keys, L, size]`; v, and s (running sums of the decays' logarithms)
-    `[1, slab, L, 128]`, s again `[1, slab, heads of a block, L]`; for the delta rule beta `[1, slab, L, 128]`.
+    operand_refs: q, k `[1, keys, L, size]`; v `[1, slab, L, 128]`; s, the running sums of the logarithms of
+    decays, `[1, slab, L, 128]` and again `[1, slab, heads of a block, L]`; for the delta rule beta
+    `[1, slab, L, 128]`.
     Stages run over all blocks of the slab, so that their products overlap.
     """
     del num_tokens

@@ -104,7 +104,7 @@ class PrefillLoop:
         num_live_ref, seq_ref, num_tokens_ref, opens_ref, closes_ref, seq_len_ref, *refs = refs
         read_ids, read_live, write_ids, write_live, *refs = refs
         reads, writes = StatePages(read_ids, read_live), StatePages(write_ids, write_live)
-        checkpoint_refs, refs = (refs[:3], refs[3:]) if kept else ((), refs)
+        checkpoint_refs, refs = refs[: 3 if kept else 0], refs[3 if kept else 0 :]
         operand_refs, (_, out_ref, pages_ref, words, state_ref, semaphore) = (
             refs[:num_operands],
             refs[num_operands:],

@@ -29,7 +29,7 @@ def state_pages(blocks: jax.Array, wanted: jax.Array, place: StatePlace) -> Stat
 
 @dataclass(frozen=True, kw_only=True)
 class SlabPlan:
-    """A part cut into slabs of `rows` rows of 128 words; it begins in row `first_row` of the state's pages."""
+    """A part in slabs of `rows` rows of 128 words, from row `first_row` of the state's pages on."""
 
     first_row: int
     rows: int

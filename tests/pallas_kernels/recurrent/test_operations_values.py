@@ -1,7 +1,11 @@
-"""Every implementation that runs on a CPU against float64 recurrences, token by token."""
+"""The implementations that run on a CPU against float64 recurrences, token by token."""
 
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from pallas_kernels.recurrent.triangle import unit_lower_inverse
+from pallas_kernels.recurrent.xla import walk
 from tests.pallas_kernels.recurrent.cases import (
     Sequence,
     check,
@@ -12,26 +16,78 @@ from tests.pallas_kernels.recurrent.cases import (
     mamba2,
 )
 
-IMPLEMENTATIONS = ["reference", "xla"]
 OPERATIONS = {
     "conv": convolution(24),
     "mamba1": mamba1(24, 4),
     "mamba2": mamba2(4, 8, 16, 2),
     "delta": delta(2, 4, 16, 8),
 }
+EVERY_LENGTH = [
+    Sequence(before=5, new=1),
+    Sequence(before=0, new=1, starts_from_zeros=True, checkpoints=(1,)),
+    Sequence(before=9, new=1, in_place=False),
+    Sequence(before=3, new=63, checkpoints=(35, 66), in_place=False),
+    Sequence(before=7, new=0, in_place=False),
+    Sequence(before=0, new=64, starts_from_zeros=True),
+    Sequence(before=16, new=65, checkpoints=(80,)),
+    Sequence(before=0, new=200, starts_from_zeros=True, checkpoints=(1, 64, 100)),
+    Sequence(before=2, new=2),
+]
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("implementation", ["reference", "xla"])
 @pytest.mark.parametrize("name", OPERATIONS)
-def test_a_mixed_step_with_checkpoints(name, implementation):
-    sequences = [
-        Sequence(before=5, new=1),
-        Sequence(before=0, new=1, starts_from_zeros=True, checkpoints=(1,)),
-        Sequence(before=9, new=1, in_place=False),
-        Sequence(before=3, new=64, checkpoints=(35, 67), in_place=False),
-        Sequence(before=7, new=0, in_place=False),
-        Sequence(before=0, new=150, starts_from_zeros=True, checkpoints=(1, 64, 100)),
-        Sequence(before=16, new=2),
-    ]
-    step = make_step(OPERATIONS[name], sequences, spare_tokens=5, spare_rows=2)
+def test_lengths_around_a_chunk_in_one_step(name, implementation):
+    step = make_step(OPERATIONS[name], EVERY_LENGTH, spare_tokens=5, spare_rows=2)
     check(step, implementation)
+
+
+@pytest.mark.parametrize(
+    ("operation", "layout"),
+    [
+        (convolution(128, 3, bias=False, silu=False), {"part": 0, "dtype": "bfloat16", "layer_slots": 1}),
+        (mamba1(16, 8), {"dtype": "bfloat16", "beside": (5, 3)}),
+        (mamba2(2, 64, 128, 1, skip=False), {"page_rows": 24, "layer_slot": 0, "layer_slots": 3}),
+        (mamba2(6, 8, 8, 6), {"beside": (300, 3), "page_rows": 8}),
+        (delta(1, 2, 128, 128), {"page_rows": 16, "layer_slot": 2, "layer_slots": 2}),
+    ],
+    ids=["conv, rows", "mamba1, words", "mamba2, many pages", "mamba2, split heads", "delta, second block"],
+)
+def test_layouts_and_large_states(operation, layout, monkeypatch):
+    """States of several pages and blocks, on rows and on words, decoded one by one."""
+    monkeypatch.setattr(walk, "BATCH_BYTES", 0)
+    sequences = [
+        Sequence(before=5, new=1, in_place=False),
+        Sequence(before=0, new=1, starts_from_zeros=True),
+        Sequence(before=3, new=9, checkpoints=(5,)),
+    ]
+    check(make_step(operation, sequences, spare_rows=1, **({"layer_slot": 0} | layout)), "xla")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_decodes_only(name):
+    sequences = [
+        Sequence(before=4, new=1),
+        Sequence(before=0, new=1, starts_from_zeros=True),
+        Sequence(before=15, new=1, in_place=False, checkpoints=(16,)),
+    ]
+    check(make_step(OPERATIONS[name], sequences, spare_tokens=5, spare_rows=2, decode_only=True), "xla")
+
+
+def test_keys_that_hardly_differ():
+    """The hardest system of equations: all off-diagonal entries near one."""
+    check(make_step(delta(1, 1, 16, 8, alike=True), [Sequence(before=0, new=130)]), "xla")
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 20, 64])
+def test_inverses_of_triangles(size):
+    """All ones below the diagonal: the inverse has -1 right below it and nothing else."""
+    lower = np.tril(np.ones((size, size), np.float32), -1)
+    [inverse] = unit_lower_inverse([jnp.asarray(lower)])
+    np.testing.assert_allclose(inverse, np.eye(size) - np.eye(size, k=-1), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_step_of_padding_only_changes_nothing(name):
+    step = make_step(OPERATIONS[name], [], spare_tokens=4, spare_rows=2)
+    check(step, "xla")

@@ -1,0 +1,245 @@
+"""Measures the recurrent operations on a CPU: against the plain scan over tokens and against the memory.
+
+    python scripts/bench_recurrent.py [--json] [--operation ssd] [--rounds 5] [--quick]
+
+Sizes are those of published models, float32. Prefill is one sequence; decode one token for each of a batch.
+A step cannot be faster than its states can be read and written: the bound is those bytes over the bandwidth
+of adding 1 to a large array in place, measured in the same run. Both implementations run in turn within every
+round; times are the shortest, ratios are of those.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.tree_util import Partial
+
+from pallas_kernels import RaggedBatch
+from pallas_kernels.recurrent import (
+    StateLayout,
+    StateTable,
+    gated_delta_rule,
+    selective_scan,
+    ssd,
+)
+
+PAGE_ROWS = 128  # 64 KiB: 16 tokens of 8 KV heads of 128 in bfloat16
+COPY_BYTES = 128 << 20
+PREFILL = (1024, 4096)
+DECODE = (1, 8, 64)
+AIMS = {"prefill 4096": ("scan_ratio", 5.0), "decode 64": ("bound_ratio", 2.0)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measurement. Times in milliseconds.
+
+    scan_ratio: the plain scan's time over the XLA form's. bound_ratio: the XLA form's time over the bound's
+    (decode only). meets_aim: None where there is no aim.
+    """
+
+    operation: str
+    case: str
+    xla_ms: float
+    scan_ms: float
+    scan_ratio: float
+    bound_ms: float | None
+    bound_ratio: float | None
+    meets_aim: bool | None
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A published model's operation: the state's shape, and `call(rng, tokens)`, which gives a function of
+    `(pages, batch, table, **place)` that is a pytree of its inputs.
+    """
+
+    model: str
+    shape: tuple[int, ...]
+    call: Callable[[np.random.Generator, int], Partial]
+
+
+def _normal(rng: np.random.Generator, *shape: int) -> jax.Array:
+    return jnp.asarray(rng.normal(size=shape), jnp.float32)
+
+
+def _small(rng: np.random.Generator, *shape: int) -> jax.Array:
+    return jnp.asarray(rng.uniform(0.001, 0.1, size=shape), jnp.float32)
+
+
+def jamba(rng: np.random.Generator, tokens: int) -> Partial:
+    """Jamba 1.5 mini: 8,192 channels, state 16."""
+    x, b, c = _normal(rng, tokens, 8192), _normal(rng, tokens, 16), _normal(rng, tokens, 16)
+    a, d = -10 * _small(rng, 8192, 16), _normal(rng, 8192)
+    return Partial(selective_scan, x, _small(rng, tokens, 8192), a, b, c, d)
+
+
+def nemotron(rng: np.random.Generator, tokens: int) -> Partial:
+    """Nemotron 3 nano: 64 heads of 64, state 128, 8 groups."""
+    x, b, c = _normal(rng, tokens, 64, 64), _normal(rng, tokens, 8, 128), _normal(rng, tokens, 8, 128)
+    return Partial(ssd, x, _small(rng, tokens, 64), -10 * _small(rng, 64), b, c, _normal(rng, 64))
+
+
+def qwen3_next(rng: np.random.Generator, tokens: int) -> Partial:
+    """Qwen3-Next 80B: 16 key heads, 32 value heads of 128."""
+    q, k, v = _normal(rng, tokens, 16, 128), _normal(rng, tokens, 16, 128), _normal(rng, tokens, 32, 128)
+    g, beta = -_small(rng, tokens, 32), 5 * _small(rng, tokens, 32)
+    return Partial(gated_delta_rule, q, k, v, g, beta, scale=128**-0.5, l2norm_eps=1e-6)
+
+
+OPERATIONS = {
+    "selective_scan": Sizes("jamba-1.5-mini", (8192, 16), jamba),
+    "ssd": Sizes("nemotron-3-nano", (64, 64, 128), nemotron),
+    "gated_delta_rule": Sizes("qwen3-next-80b", (32, 128, 128), qwen3_next),
+}
+
+
+class Running:
+    """One implementation of one case, compiled, with a pool of its own."""
+
+    def __init__(self, sizes: Sizes, sequences: int, new: int, implementation: str) -> None:
+        layout = StateLayout(shapes=(sizes.shape,), dtypes=("float32",), page_rows=PAGE_ROWS)
+        rng = np.random.default_rng(0)
+        pages_each = layout.num_pages
+        blocks = rng.permutation(sequences * pages_each) + 1
+        ids = jnp.asarray(blocks.reshape(sequences, pages_each), jnp.int32)
+        nothing = jnp.zeros((sequences, 0), jnp.int32)
+        table = StateTable(ids, ids, nothing, jnp.zeros((sequences, 0, pages_each), jnp.int32))
+        decode = new == 1
+        batch = RaggedBatch(
+            positions=jnp.tile(jnp.arange(new, dtype=jnp.int32), sequences),
+            seq_ids=jnp.repeat(jnp.arange(sequences, dtype=jnp.int32), new),
+            query_starts=jnp.arange(sequences + 1, dtype=jnp.int32) * new,
+            seq_lens=jnp.full(sequences, new, jnp.int32),
+            num_decodes=jnp.int32(sequences if decode else 0),
+            num_seqs=jnp.int32(sequences),
+            decode_only=decode,
+        )
+        place = {"layout": layout, "part": 0, "layer_slot": 0, "layer_slots": 1}
+        call = sizes.call(rng, sequences * new)
+
+        def step(pages: jax.Array, call: Partial, batch: RaggedBatch, table: StateTable) -> Any:
+            return call(pages, batch, table, implementation=implementation, **place)
+
+        self._pages = jnp.zeros((sequences * pages_each + 1, PAGE_ROWS, 128), jnp.uint32)
+        self._rest = (call, batch, table)
+        lowered = jax.jit(step, donate_argnums=0).lower(self._pages, *self._rest)
+        self._compiled = lowered.compile()
+        self()
+
+    def __call__(self) -> float:
+        """Seconds of one step."""
+        start = time.perf_counter()
+        out, self._pages = self._compiled(self._pages, *self._rest)
+        jax.block_until_ready((out, self._pages))
+        return time.perf_counter() - start
+
+
+def copy_bandwidth(rounds: int) -> float:
+    """Bytes a second, read and written ones together, of adding 1 to an array in place."""
+    add = jax.jit(lambda x: x + 1, donate_argnums=0)
+    x = add(jnp.zeros(COPY_BYTES // 4, jnp.float32))
+    best = float("inf")
+    for _ in range(max(rounds, 5)):
+        start = time.perf_counter()
+        x = jax.block_until_ready(add(x))
+        best = min(best, time.perf_counter() - start)
+    return 2 * COPY_BYTES / best
+
+
+def measure(name: str, sequences: int, new: int, rounds: int, bandwidth: float) -> Row:
+    """The two implementations in turn."""
+    sizes = OPERATIONS[name]
+    sides = {side: Running(sizes, sequences, new, side) for side in ("xla", "reference")}
+    best = dict.fromkeys(sides, float("inf"))
+    for _ in range(rounds):
+        for side, run in sides.items():
+            best[side] = min(best[side], run())
+    decode = new == 1
+    case = f"decode {sequences}" if decode else f"prefill {new}"
+    bound = 2 * 4 * prod(sizes.shape) * sequences / bandwidth if decode else None
+    ratios = {
+        "scan_ratio": best["reference"] / best["xla"],
+        "bound_ratio": None if bound is None else best["xla"] / bound,
+    }
+    meets = None
+    if case in AIMS:
+        which, aim = AIMS[case]
+        value = ratios[which] or 0.0
+        meets = value >= aim if which == "scan_ratio" else value <= aim
+    return Row(
+        operation=name,
+        case=case,
+        xla_ms=1000 * best["xla"],
+        scan_ms=1000 * best["reference"],
+        bound_ms=None if bound is None else 1000 * bound,
+        meets_aim=meets,
+        **ratios,  # type: ignore[arg-type]
+    )
+
+
+def main() -> int:
+    """Prints a table, or JSON."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--operation", action="append", choices=sorted(OPERATIONS), help="default: all")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds of every case (5)")
+    parser.add_argument("--quick", action="store_true", help="the shortest prefill and the smallest batch")
+    args = parser.parse_args()
+    if args.rounds < 1:
+        parser.error(f"--rounds must be at least 1, got {args.rounds}")
+
+    bandwidth = copy_bandwidth(args.rounds)
+    cases = [(1, new) for new in PREFILL[: 1 if args.quick else None]]
+    cases += [(sequences, 1) for sequences in DECODE[: 1 if args.quick else None]]
+    rows = []
+    if not args.json:
+        print(f"copy bandwidth {bandwidth / 1e9:.1f} GB/s, {os.cpu_count()} cores")
+        print("| operation | case | XLA (ms) | scan (ms) | scan / XLA | bound (ms) | XLA / bound |")
+        print("|---|---|---|---|---|---|---|")
+    for name in args.operation or OPERATIONS:
+        for sequences, new in cases:
+            row = measure(name, sequences, new, args.rounds, bandwidth)
+            rows.append(row)
+            if not args.json:
+                print(as_line(row), flush=True)
+    if args.json:
+        head = {"jax": jax.__version__, "cores": os.cpu_count(), "copy_gb_s": bandwidth / 1e9}
+        print(json.dumps({**head, "rows": [asdict(row) for row in rows]}, indent=1))
+    return 0
+
+
+def as_line(row: Row) -> str:
+    """A row of the table; a ratio that misses its aim in italics."""
+    bound = ["", ""] if row.bound_ms is None else [f"{row.bound_ms:.2f}", f"{row.bound_ratio:.1f}"]
+    cells = [
+        row.operation,
+        row.case,
+        f"{row.xla_ms:.2f}",
+        f"{row.scan_ms:.2f}",
+        f"{row.scan_ratio:.1f}",
+        *bound,
+    ]
+    if row.meets_aim is False:
+        missed = 6 if AIMS[row.case][0] == "bound_ratio" else 4
+        cells[missed] = f"*{cells[missed]}*"
+    return "| " + " | ".join(cells) + " |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
