@@ -132,7 +132,7 @@ def test_an_aborted_request_leaves_the_cache_right(served):
     assert served.answer(engine, prompt).num_cached_tokens == 128
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(3))
 def test_mixed_batches_give_each_request_its_own_tokens(served, seed):
     """Prompts that begin alike arrive while others are read, decoded, preempted or aborted; all sizes of
     chunks and pools, with steps that overlap or not.
@@ -144,7 +144,7 @@ def test_mixed_batches_give_each_request_its_own_tokens(served, seed):
     needed = sum(served.engine(**limits).scheduler.plan.blocks_per_request)
     engine = served.engine(
         **limits,
-        caching=seed != 4,
+        caching=seed != 2,
         num_blocks=needed + 1 + int(rng.integers(0, 60)),
         tokens_a_step=int(rng.integers(max_num_seqs, MAX_TOKENS_A_STEP + 1)),
         num_checkpoints=int(rng.integers(0, 2)),
