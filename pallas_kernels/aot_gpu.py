@@ -68,8 +68,9 @@ runtime_version {{ major: {cuda} }}
 
 
 class KernelResources(NamedTuple):
-    """What the assembler says of one kernel: registers a thread, bytes spilled, shared bytes of a block."""
+    """What the assembler says of a kernel: its target, registers a thread, bytes spilled, shared memory."""
 
+    target: str
     registers: int
     spilled_bytes: int
     shared_bytes: int
@@ -158,7 +159,7 @@ def _resources(folder: Path) -> list[KernelResources]:
         spilled = sum(map(int, re.findall(r"(\d+) bytes spill (?:stores|loads)", said)))
         lowered = code.with_suffix(".mlir-passes.log").read_text(errors="replace")
         shared = re.findall(r"dynamic_shared_memory_size %c(\d+)_i32", lowered)
-        found.append(KernelResources(int(registers[1]), spilled, max(map(int, shared), default=0)))
+        found.append(KernelResources(target[1], int(registers[1]), spilled, max(map(int, shared), default=0)))
     return found
 
 

@@ -1,4 +1,4 @@
-"""Paged attention on a GPU: queries cut into tiles, a kernel called for decodes and for prefill chunks."""
+"""Paged attention on a GPU: queries cut into tiles, a kernel called for decodes, one for prefill chunks."""
 
 from dataclasses import replace
 from typing import Any
@@ -7,17 +7,22 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.batch import GroupTable, RaggedBatch
+from pallas_kernels.gpu.device import compute_capability
+from pallas_kernels.gpu.live_pages import TileScalars
 from pallas_kernels.gpu.plan import plan_decode, plan_prefill
+from pallas_kernels.gpu.softmax import LOG2_E
 from pallas_kernels.gpu.terms import count_terms, terms_of
-from pallas_kernels.gpu.tile_kernel import LOG2_E, MMA_ROWS, Parts, TilePlan, TileScalars, attend_tiles
-from pallas_kernels.settings import AttentionSettings
-from pallas_kernels.tpu.tiles import (
-    TiledQueries,
+from pallas_kernels.gpu.tile_kernel import Parts, TilePlan, attend_tiles
+from pallas_kernels.gpu.tiles import (
+    Tiles,
     decode_tiles,
-    merge_tiles,
     prefill_tiles,
+    tile_queries,
     untile_decodes,
+    untile_prefills,
 )
+from pallas_kernels.gpu.wgmma_kernel import WgmmaPlan, attend_wide_tiles
+from pallas_kernels.settings import AttentionSettings
 
 
 def paged_attention_gpu(
@@ -29,30 +34,34 @@ def paged_attention_gpu(
     *,
     interpret: Any = None,
 ) -> jax.Array:
-    """Same contract as `paged_attention_reference`. `interpret` is `plgpu.kernel`'s."""
+    """Same contract as `paged_attention_reference`. `interpret` is `plgpu.kernel`'s.
+
+    Raises ValueError where a group has so many query heads that no tile fits.
+    """
     heads = settings.layout.num_kv_heads
     group = q.shape[1] // heads
+    static = replace(settings, layer_slot=0, sinks=None)  # a kernel's settings hold no arrays
     pool = pages.reshape(pages.shape[0], -1, settings.layout.head_size)
 
-    def attend(tiles: TiledQueries, plan: TilePlan) -> jax.Array:
-        scalars = TileScalars(
-            jnp.asarray(settings.layer_slot, jnp.int32).reshape(1),
-            *tiles.schedule,
-            table.first_block,
-            table.block_ids,
-        )
-        terms = jnp.stack(terms_of(tiles.q, count_terms(q.dtype)), axis=2)
-        # The kernel's own settings hold no arrays.
-        plan = replace(plan, settings=replace(settings, layer_slot=0, sinks=None))
-        return merge_parts(attend_tiles(scalars, terms, pool, plan, interpret=interpret), settings, group)
+    def attend(tiles: Tiles, rows: int, call: TilePlan | WgmmaPlan) -> jax.Array:
+        tiled = tile_queries(q, tiles, heads, rows)
+        layer_slot = jnp.asarray(settings.layer_slot, jnp.int32).reshape(1)
+        schedule = (tiles.seq, tiles.position, tiles.num_queries)
+        scalars = TileScalars(layer_slot, *schedule, table.first_block, table.block_ids)
+        if isinstance(call, WgmmaPlan):
+            parts = attend_wide_tiles(scalars, tiled, pool, call, interpret=interpret)
+        else:
+            terms = jnp.stack(terms_of(tiled, count_terms(q.dtype)), axis=2)
+            parts = attend_tiles(scalars, terms, pool, call, interpret=interpret)
+        return merge_parts(parts, settings, group)
 
-    tiles = decode_tiles(q, batch, heads, MMA_ROWS)
-    decoded = attend(tiles, plan_decode(settings, group, tiles.q.shape, table, q.dtype))
-    if batch.decode_only:
-        return untile_decodes(decoded, batch, group).astype(q.dtype)
-    size, plan = plan_prefill(settings, group, q.dtype)
-    prefilled = attend(prefill_tiles(q, batch, heads, size, MMA_ROWS), plan)
-    return merge_tiles(decoded, prefilled, batch, size, group).astype(q.dtype)
+    decode = plan_decode(static, group, batch.seq_lens.shape[0], table, q.dtype)
+    out = untile_decodes(attend(decode_tiles(batch), decode.rows, decode.call), batch, group)
+    if not batch.decode_only:
+        prefill = plan_prefill(static, group, q.dtype, compute_capability())
+        tiled = attend(prefill_tiles(batch, prefill.size), prefill.rows, prefill.call)
+        out = out + untile_prefills(tiled, batch, prefill.size, group)
+    return out.astype(q.dtype)
 
 
 def merge_parts(parts: Parts, settings: AttentionSettings, group: int) -> jax.Array:
@@ -61,16 +70,14 @@ def merge_parts(parts: Parts, settings: AttentionSettings, group: int) -> jax.Ar
     mass = parts.mass
     if settings.sinks is None and mass.shape[2] == 1:
         return mean[:, :, 0]
+    heads, rows = mass.shape[1], mass.shape[3]
     top = mass.max(axis=2, keepdims=True)
-    sink = None
-    if settings.sinks is not None:
-        rows, heads = mass.shape[3], mass.shape[1]
-        by_row = settings.sinks_by_row(heads, -(-rows // group))
-        assert by_row is not None
-        sink = by_row[:, None, :rows] * LOG2_E
-        top = jnp.maximum(top, sink)
+    sinks = settings.sinks_by_row(heads, -(-rows // group))
+    if sinks is not None:
+        sinks = sinks[:, None, :rows] * LOG2_E
+        top = jnp.maximum(top, sinks)
     weight = jnp.exp2(mass - top)
-    total = weight.sum(axis=2)
-    if sink is not None:
-        total = total + jnp.exp2(sink - top)[:, :, 0]
-    return (weight[..., None] * mean).sum(axis=2) / total[..., None]
+    total = weight.sum(axis=2, keepdims=True)
+    if sinks is not None:
+        total = total + jnp.exp2(sinks - top)
+    return ((weight / total)[..., None] * mean).sum(axis=2)

@@ -1,8 +1,7 @@
 """Which GPUs and shapes the GPU kernels serve."""
 
-import jax
-
 from pallas_kernels.batch import GroupTable
+from pallas_kernels.gpu.device import compute_capability
 from pallas_kernels.gpu.shared_memory import TILE_LANES
 from pallas_kernels.layout import LANES
 from pallas_kernels.settings import AttentionSettings
@@ -30,10 +29,3 @@ def refuses_on_gpu(settings: AttentionSettings, table: GroupTable) -> str | None
         words = layout.page_rows * LANES
         return f"a page of {words} words is not a whole number of heads of {layout.head_size}"
     return None
-
-
-def compute_capability() -> float | None:
-    """That of this process's first GPU; None where there is none."""
-    if jax.default_backend() != "gpu":
-        return None
-    return float(jax.local_devices()[0].compute_capability)

@@ -1,13 +1,14 @@
 """The GPU kernels run by the interpreter, which simulates copies and barriers and finds races."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.gpu import plan
+from pallas_kernels.gpu import attention, plan
 from pallas_kernels.gpu.attention import paged_attention_gpu
 from pallas_kernels.gpu.write import write_kv_gpu
 from pallas_kernels.settings import AttentionSettings
@@ -33,9 +34,8 @@ def settings_of(step: Step, **rest) -> AttentionSettings:
 def check(step: Step, **rest) -> None:
     """Attends over written pages, every other word of the pool being NaN."""
     pages = jax.numpy.asarray(written_by_hand(step))
-    out = paged_attention_gpu(
-        step.q, pages, step.batch, step.table, settings_of(step, **rest), interpret=INTERPRET
-    )
+    attend = jax.jit(partial(paged_attention_gpu, settings=settings_of(step, **rest), interpret=INTERPRET))
+    out = attend(step.q, pages, step.batch, step.table)
     names = {"sliding_window": "window", "attention_chunk_size": "chunk"}
     rest = {names.get(name, name): value for name, value in rest.items()}
     expected = attention_by_hand(step, scale=0.3, **rest)
@@ -87,7 +87,7 @@ def test_mixed_steps_equal_the_definition(case, rest):
     """Decodes and prefill chunks that start and end inside tiles, windows and pages."""
     step = make_step(
         seq_lens=[37, 41],
-        query_lens=[1, 9],
+        query_lens=[1, 5],
         window=rest.get("sliding_window"),
         chunk=rest.get("attention_chunk_size"),
         spare_tokens=2,
@@ -95,6 +95,22 @@ def test_mixed_steps_equal_the_definition(case, rest):
     )
     sinks = jax.numpy.linspace(-1.0, 2.0, step.q.shape[1])
     check(step, sinks=sinks, **rest)
+
+
+@pytest.mark.parametrize("rest", [{}, {"sliding_window": 40, "softcap": 5.0}], ids=["full", "window"])
+def test_prefill_by_wgmma_equals_the_definition(monkeypatch, rest):
+    """Tiles that are not full, chunks with and without a mask."""
+    monkeypatch.setattr(attention, "compute_capability", lambda: 9.0)
+    step = make_step(
+        seq_lens=[105],
+        query_lens=[36],
+        window=rest.get("sliding_window"),
+        dtype="bfloat16",
+        activation_dtype="bfloat16",
+        block_size=16,
+        head_size=64,
+    )
+    check(step, sinks=jax.numpy.linspace(-1.0, 2.0, step.q.shape[1]), **rest)
 
 
 @pytest.mark.parametrize(("dtype", "head_size"), [("float32", 32), ("bfloat16", 96)])
