@@ -1,7 +1,6 @@
 """KVCacheManager: what a scheduler calls. Looks prompts up, gives out blocks, caches and frees them."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,13 +17,10 @@ from jaxkv.hits import PrefixHit
 from jaxkv.integrity import check_integrity
 from jaxkv.lookup import PrefixLookup
 from jaxkv.managers import (
-    NO_PART,
     ComputedUnits,
     HitPart,
     MambaManager,
     ManagerContext,
-    Row,
-    Span,
     StepClock,
     make_managers,
 )
@@ -35,14 +31,8 @@ from jaxkv.pool import MAX_BLOCKS, BlockPool
 from jaxkv.release import free_row, keep_end
 from jaxkv.retention import Retention
 from jaxkv.rows import CacheRows
+from jaxkv.slot_allocation import Allocation, SlotCounts, allocate_slots
 from jaxkv.upkeep import Upkeep
-
-
-class Allocation(NamedTuple):
-    """A request's room for a step. row: of the block tables. num_new_blocks: ids taken for it."""
-
-    row: int
-    num_new_blocks: int
 
 
 class KVCacheManager:
@@ -155,7 +145,7 @@ class KVCacheManager:
         """
         if not self._keeps_states:
             return ()
-        row = self._find_row(request)
+        row = self.find_row(request)
         if row >= 0:
             start, boundaries = request.num_computed_tokens, self.rows.info(row).boundaries
         else:
@@ -191,70 +181,8 @@ class KVCacheManager:
         was room for, another request's id, a hit for a request that already has blocks, a hit that is not of
         this prompt and this cache, a hit whose blocks have been given out since.
         """
-        check_int("num_new_tokens", num_new_tokens, 0)
-        check_int("num_lookahead_tokens", num_lookahead_tokens, 0)
-        check_int("num_external_tokens", num_external_tokens, 0)
-        check_int("num_encoder_tokens", num_encoder_tokens, 0)
-        if num_encoder_tokens > self.plan.limits.max_encoder_len:
-            raise JaxkvError(
-                f"request {request.request_id!r} has {num_encoder_tokens} encoder tokens, the plan is made "
-                f"for at most {self.plan.limits.max_encoder_len}"
-            )
-        if hit is not None:
-            check_is("hit", hit, PrefixHit)
-        row = self._find_row(request)
-        if row >= 0:
-            if num_external_tokens or (hit is not None and hit.num_tokens):
-                raise JaxkvError(
-                    f"request {request.request_id!r} already has blocks: it cannot start from a hit"
-                )
-            computed, parts = request.num_computed_tokens, ()
-            if computed > self.rows.position[row]:
-                raise JaxkvError(
-                    f"request {request.request_id!r} has {computed} computed tokens, but had room for "
-                    f"{self.rows.position[row]} only"
-                )
-            boundaries = self.rows.info(row).boundaries
-        else:
-            hit = self.lookup.nothing() if hit is None else self.lookup.renew(request, hit)
-            computed = hit.num_tokens + num_external_tokens
-            parts = tuple(m.trim(part, computed) for m, part in zip(self.managers, hit.parts, strict=True))
-            boundaries = self.lookup.boundaries(request, hit) if self.enable_caching else ()
-        after = computed + num_new_tokens
-        if after == 0 or after > self.plan.max_model_len:
-            raise JaxkvError(
-                f"request {request.request_id!r} asks for room for {after} tokens; there must be at least 1 "
-                f"and at most max_model_len {self.plan.max_model_len}"
-            )
-        slots = min(after + num_lookahead_tokens, self.plan.max_model_len)
-        span = Span(computed, after, slots, boundaries, num_encoder_tokens)
-        if row >= 0:
-            self.upkeep.let_go(row, computed)
-        else:
-            # Units of the hit that other rows have left behind are to be counted as free.
-            self.upkeep.catch_up()
-        needed = [
-            manager.units_needed(row, parts[manager.number] if parts else NO_PART, span)
-            for manager in self.managers
-        ]
-        taken = sum(n * manager.width for n, manager in zip(needed, self.managers, strict=True))
-        wanted = taken + (self._free_in(parts) if parts else 0)
-        if wanted > self.pool.num_free and wanted > self.num_free_blocks:
-            return None
-        if row < 0:
-            row = self._open(request, parts, span)
-            if hit is not None and self.enable_caching:
-                self._record(request, hit)
-                if self._observer is not None:
-                    self._observer.admitted(request, hit)
-        self.pool.make_room(taken)
-        for manager, units in zip(self.managers, needed, strict=True):
-            manager.extend(row, units, span)
-        self._plan_copies(row, parts)
-        if delay_cache_blocks:
-            self.upkeep.delayed.add(row)
-        self.upkeep.advance(row, computed, after)
-        return Allocation(row, taken)
+        counts = SlotCounts(num_new_tokens, num_lookahead_tokens, num_external_tokens, num_encoder_tokens)
+        return allocate_slots(self, request, counts, hit, delay_cache_blocks=delay_cache_blocks)
 
     def allocate_decodes(
         self,
@@ -291,36 +219,19 @@ class KVCacheManager:
         self.rows.position[rows] = num_tokens_after - 1
         allocate_decodes(self, rows, num_tokens_after, 0)
 
-    def _free_in(self, parts: Sequence[HitPart]) -> int:
-        """Ids of the parts' units that nobody holds: they count as free until they are held."""
-        total = 0
-        for manager, part in zip(self.managers, parts, strict=False):
-            leaders = part.leaders
-            if part.copy_from >= 0:
-                leaders = np.append(leaders, np.int32(part.copy_from))
-            total += self.pool.count_free(leaders) * manager.width
-        return total
+    def record_admission(self, request: CacheRequest, hit: PrefixHit, parts: Sequence[HitPart]) -> None:
+        """Counts the look-up of a request that has just got its first blocks, and tells who wants to know.
 
-    def _open(self, request: CacheRequest, parts: Sequence[HitPart], span: Span) -> int:
-        """A row that holds the hit's units. All are held before any other block is taken."""
-        row = self.rows.open(request.request_id, Row(request=request, boundaries=span.boundaries))
-        for manager, part in zip(self.managers, parts, strict=True):
-            manager.open_row(row, part, span)
-            if part.copy_from >= 0:
-                self.copies.hold(manager, part.copy_from)
-            if self._residency is not None:
-                self._residency.hit(part.leaders, self.clock.step)
-        return row
-
-    def _plan_copies(self, row: int, parts: Sequence[HitPart]) -> None:
-        for manager, part in zip(self.managers, parts, strict=False):
-            if part.copy_from >= 0:
-                self.copies.add(manager, part.copy_from, manager.ids_at(row, part.length))
-
-    def _record(self, request: CacheRequest, hit: PrefixHit) -> None:
+        parts: what of the hit it holds.
+        """
         self.prefix_cache_stats.record(
             request.num_tokens, hit, preempted=request.num_preemptions > 0, alignment=self.chunk_alignment
         )
+        if self._residency is not None:
+            for part in parts:
+                self._residency.hit(part.leaders, self.clock.step)
+        if self._observer is not None:
+            self._observer.admitted(request, hit)
 
     # Caching
 
@@ -344,7 +255,7 @@ class KVCacheManager:
         that what is left still serves a hit. The last boundary it reached is kept as one where a request may
         resume.
         """
-        row = self._find_row(request)
+        row = self.find_row(request)
         if row >= 0:
             self.upkeep.cache_row(row)
             if not self.retention.is_dense and row not in self.upkeep.delayed:
@@ -421,7 +332,7 @@ class KVCacheManager:
             raise JaxkvError(f"request {request_id!r} holds no blocks")
         return row
 
-    def _find_row(self, request: CacheRequest) -> int:
+    def find_row(self, request: CacheRequest) -> int:
         """The request's row, or -1. JaxkvError where another request of the same id has blocks."""
         row = self.rows.find(request.request_id)
         if row >= 0 and self.rows.info(row).request is not request:
@@ -431,7 +342,7 @@ class KVCacheManager:
     def _row_with(self, request: CacheRequest, num_computed_tokens: int) -> int:
         """The row of a request that can have computed so many tokens."""
         check_int("num_computed_tokens", num_computed_tokens, 0)
-        row = self._find_row(request)
+        row = self.find_row(request)
         if row < 0:
             raise JaxkvError(f"request {request.request_id!r} holds no blocks")
         if num_computed_tokens > self.rows.position[row]:

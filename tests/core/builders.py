@@ -4,10 +4,11 @@ from collections.abc import Iterable, Sequence
 from math import gcd, lcm
 from typing import Any
 
-from jaxkv.cache_manager import Allocation, KVCacheManager
+from jaxkv.cache_manager import KVCacheManager
 from jaxkv.hits import PrefixHit
 from jaxkv.planning.plan import CacheGroup, CachePlan
 from jaxkv.request import Request
+from jaxkv.slot_allocation import Allocation
 from jaxkv.specs import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
