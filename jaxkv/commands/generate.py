@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxkv.errors import JaxkvError
 from jaxkv.memory_size import parse_memory_size
+from jaxkv.unicode_text import check_unicode
 
 if TYPE_CHECKING:
     from jaxkv.engine.llm import LLM
@@ -51,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     """What can be checked without the model is checked before loading it, the prompts before compiling."""
     prompts = read_prompts(args.prompt, args.prompts)
     for stop in args.stop:
-        check_text("--stop", stop)
+        check_unicode("--stop", stop)
     memory = parse_memory_size(args.memory)
     llm_class, params_class = _import_engine()
     params = params_class(
@@ -94,7 +95,7 @@ def read_prompts(prompts: list[str], path: str | None) -> list[str]:
     one cannot be read as text.
     """
     for prompt in prompts:
-        check_text("--prompt", prompt)
+        check_unicode("--prompt", prompt)
     found = list(prompts)
     if path is not None:
         try:
@@ -117,16 +118,6 @@ def read_prompts(prompts: list[str], path: str | None) -> list[str]:
     if not found:
         raise JaxkvError("give at least one prompt: --prompt TEXT or --prompts FILE")
     return found
-
-
-def check_text(option: str, text: str) -> None:
-    """JaxkvError for bytes of the command line that are no UTF-8: Python hands them on as lone surrogates."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise JaxkvError(
-            f"{option} {text!r} is not UTF-8 text: character {error.start} is {text[error.start]!r}"
-        ) from None
 
 
 def _import_engine() -> "tuple[type[LLM], type[SamplingParams]]":

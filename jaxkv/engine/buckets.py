@@ -1,12 +1,15 @@
 """The few shapes that a step may have: a short list fixed at start-up, so that nothing compiles later."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from jaxkv.checks import check_int
 from jaxkv.errors import JaxkvError
 
 SMALLEST_PREFILL = 16
 PREFILL_GROWTH = 4
+MAX_STEP_TOKENS = 2**20
+"""Tokens of the largest step: the host keeps rows, and the device activations, for all of them."""
 
 
 class Bucket(NamedTuple):
@@ -42,8 +45,8 @@ def make_buckets(
 
     decode_seqs, prefill_tokens: sizes to use instead; the maximum is added where it is missing.
     """
-    if max_num_seqs < 1:
-        raise JaxkvError(f"max_num_seqs must be at least 1, not {max_num_seqs}")
+    for name, value in (("max_num_seqs", max_num_seqs), ("max_num_batched_tokens", max_num_batched_tokens)):
+        check_int(name, value, 1, MAX_STEP_TOKENS)
     if max_num_batched_tokens < max_num_seqs:
         raise JaxkvError(
             f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least max_num_seqs "
@@ -53,8 +56,8 @@ def make_buckets(
         decode_seqs = _growing(1, 2, max_num_seqs)
     if prefill_tokens is None:
         prefill_tokens = _growing(SMALLEST_PREFILL, PREFILL_GROWTH, max_num_batched_tokens)
-    decodes = _sizes("a decode bucket", decode_seqs, max_num_seqs)
-    prefills = _sizes("a prefill bucket", prefill_tokens, max_num_batched_tokens)
+    decodes = _sizes("decode bucket", decode_seqs, max_num_seqs)
+    prefills = _sizes("prefill bucket", prefill_tokens, max_num_batched_tokens)
     return (
         *(Bucket(n, n, True) for n in decodes),
         *(Bucket(n, min(n, max_num_seqs), False) for n in prefills),
@@ -72,10 +75,12 @@ def pick_bucket(buckets: Sequence[Bucket], *, num_tokens: int, num_seqs: int) ->
     )
 
 
-def _sizes(what: str, sizes: Sequence[int], largest: int) -> list[int]:
-    wrong = [size for size in sizes if not 1 <= size <= largest]
-    if wrong:
-        raise JaxkvError(f"{what} must be from 1 to {largest}, not {wrong[0]}")
+def _sizes(what: str, sizes: Any, largest: int) -> list[int]:
+    if not isinstance(sizes, Sequence):
+        raise JaxkvError(f"the sizes of {what}s must be a list, not {sizes!r}")
+    for size in sizes:
+        if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= largest:
+            raise JaxkvError(f"a {what} must be an integer from 1 to {largest}, not {size!r}")
     return sorted({*sizes, largest})
 
 

@@ -12,6 +12,7 @@ from jaxkv.cache_manager import KVCacheManager
 from jaxkv.engine.answer_text import AnswerText, TokenDecoder
 from jaxkv.engine.metrics import EngineMetrics
 from jaxkv.engine.outputs import CacheHit, RequestDelta, RequestMetrics, RequestOutput, TokenLogprobs
+from jaxkv.engine.prompts import Prompt
 from jaxkv.engine.runner import ModelRunner, StartedStep, StepLogprobs
 from jaxkv.engine.sampling_params import SamplingParams
 from jaxkv.engine.sampling_table import SamplingTable
@@ -32,14 +33,6 @@ class _Live:
     arrival: float
     first_token: float | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prompt:
-    """A prompt as token ids, and the text it was made from where there is one."""
-
-    token_ids: Sequence[int]
-    text: str | None = None
 
 
 class Engine:

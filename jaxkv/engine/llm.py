@@ -7,11 +7,12 @@ from collections.abc import Iterator, Sequence
 from jaxkv.cache_manager import KVCacheManager
 from jaxkv.engine.buckets import make_buckets
 from jaxkv.engine.compilation_cache import use_compilation_cache
-from jaxkv.engine.engine import Engine, Prompt
+from jaxkv.engine.engine import Engine
 from jaxkv.engine.loading import LoadedModel, load_model
 from jaxkv.engine.metrics import EngineMetrics
 from jaxkv.engine.outputs import RequestDelta, RequestOutput
 from jaxkv.engine.progress import compile_with_progress
+from jaxkv.engine.prompts import PromptLike, PromptReader
 from jaxkv.engine.runner import ModelRunner
 from jaxkv.engine.sampling_params import SamplingParams
 from jaxkv.engine.tokenizer import StreamDecoder
@@ -24,8 +25,6 @@ from jaxkv.scheduling.scheduler import Scheduler
 from jaxkv.specs import check_int
 
 logger = logging.getLogger(__name__)
-
-PromptLike = str | Sequence[int]
 
 
 class LLM:
@@ -116,6 +115,11 @@ class LLM:
             prefix_match_unit=prefix_match_unit,
             max_num_seqs=max_num_seqs,
         )
+        self._reader = PromptReader(
+            tokenizer=self.loaded.tokenizer,
+            vocab_size=self.loaded.config.vocab_size,
+            max_model_len=self.plan.max_model_len,
+        )
         use_compilation_cache()
         runner = ModelRunner(
             self.loaded.model,
@@ -182,9 +186,11 @@ class LLM:
         """Puts prompts in the queue for `step` to serve; their request ids. All are checked before any is
         queued.
         """
-        checked = [self._prompt(prompt) for prompt in _as_list(prompts)]
+        checked = self._reader.read(prompts)
         if params is None or isinstance(params, SamplingParams):
             params = [SamplingParams() if params is None else params] * len(checked)
+        if not isinstance(params, Sequence) or not all(isinstance(item, SamplingParams) for item in params):
+            raise JaxkvError(f"params must be one SamplingParams or a list of them, not {params!r}")
         if len(params) != len(checked):
             raise JaxkvError(f"{len(checked)} prompts need one SamplingParams or as many, not {len(params)}")
         request_ids: list[str] = []
@@ -198,8 +204,7 @@ class LLM:
 
     def check(self, prompts: PromptLike | Sequence[PromptLike]) -> None:
         """Raises JaxkvError for prompts that cannot be served; does nothing else, and needs no `warm_up`."""
-        for prompt in _as_list(prompts):
-            self._prompt(prompt)
+        self._reader.read(prompts)
 
     def step(self) -> list[RequestDelta]:
         """Runs one step of everything in the queue."""
@@ -221,20 +226,6 @@ class LLM:
         finally:
             self.engine.abort(unfinished)
 
-    def _prompt(self, prompt: PromptLike) -> Prompt:
-        text = prompt if isinstance(prompt, str) else None
-        ids = self.loaded.tokenizer.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        vocabulary = self.loaded.config.vocab_size
-        for token in ids:
-            if not 0 <= token < vocabulary:
-                raise JaxkvError(f"token id {token} is not in the vocabulary of {vocabulary} tokens")
-        if len(ids) >= self.plan.max_model_len:
-            raise JaxkvError(
-                f"a prompt of {len(ids)} tokens is too long: prompt and answer together may have "
-                f"{self.plan.max_model_len} tokens (max_model_len)"
-            )
-        return Prompt(token_ids=ids, text=text)
-
     def _longest(self, max_model_len: int | None) -> int:
         if max_model_len is None:
             return self.loaded.max_model_len
@@ -244,12 +235,3 @@ class LLM:
                 f"{self.loaded.name} was made for"
             )
         return max_model_len
-
-
-def _as_list(prompts: PromptLike | Sequence[PromptLike]) -> list[PromptLike]:
-    """One prompt or several, as a list."""
-    if isinstance(prompts, str):
-        return [prompts]
-    if len(prompts) and all(isinstance(item, int) for item in prompts):
-        return [prompts]  # pyright: ignore[reportReturnType]
-    return list(prompts)  # pyright: ignore[reportReturnType]

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jaxkv.errors import JaxkvError
+from jaxkv.unicode_text import check_unicode
 
 MAX_LOGPROBS = 20
 """Most alternatives a request may ask for at each position; the width of the arrays the step returns."""
@@ -39,8 +41,9 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else tuple(self.stop))
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
+        object.__setattr__(self, "stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
+        for name in ("stop", "stop_token_ids"):
+            object.__setattr__(self, name, _as_tuple(name, getattr(self, name)))
         if not (_is_number(self.temperature) and math.isfinite(self.temperature) and self.temperature >= 0):
             raise JaxkvError(f"temperature must be a finite number of at least 0, not {self.temperature!r}")
         if not (_is_number(self.top_p) and 0 < self.top_p <= 1):
@@ -52,14 +55,21 @@ class SamplingParams:
         if self.logprobs is not None:
             _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         for text in self.stop:
-            if not isinstance(text, str) or not text:
-                raise JaxkvError(f"a stop string must be text of at least one character, not {text!r}")
+            check_unicode("a stop string", text)
+            if not text:
+                raise JaxkvError("a stop string must have at least one character, not ''")
         for token in self.stop_token_ids:
             _check_int("a stop token id", token, 0)
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
+
+
+def _as_tuple(name: str, values: object) -> tuple[Any, ...]:
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes):
+        raise JaxkvError(f"{name} must be a list, not {values!r}")
+    return tuple(values)
 
 
 def _is_number(value: object) -> bool:

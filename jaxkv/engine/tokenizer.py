@@ -20,6 +20,10 @@ SPACE = "\u2581"
 REPLACEMENT = "\ufffd"
 # Tokens whose text a stream holds back before it looks for some that no later token can change.
 MAX_HELD_TOKENS = 8
+# Tokens whose text a stream holds back at most: bytes without end that are no character are given out then.
+MOST_HELD_TOKENS = 64
+# Tokens that the beginning of a character takes at most.
+UNFINISHED_TOKENS = 3
 
 
 class _Backend(Protocol):
@@ -92,16 +96,20 @@ class StreamDecoder:
         """How many of _ids have text that no later token changes.
 
         All of them, unless they end in bytes that are no character. These may be the beginning of one, which
-        takes up to three tokens; where many are held back, the ones before are given out as they are.
+        takes up to three tokens; where many are held back, the ones before are given out as they are: as
+        soon as decoding them apart changes nothing, in the end all the same.
         """
         held = len(self._ids) - self._num_shown
         whole = self._tokenizer.decode(self._ids)
         if not whole.endswith(REPLACEMENT):
             return len(self._ids)
         if held > MAX_HELD_TOKENS:
-            for end in range(len(self._ids) - 3, self._num_shown, -1):
+            last = len(self._ids) - UNFINISHED_TOKENS
+            for end in range(last, self._num_shown, -1):
                 if self._tokenizer.decode(self._ids[:end]) + self._tokenizer.decode(self._ids[end:]) == whole:
                     return end
+            if held > MOST_HELD_TOKENS:
+                return last
         return self._num_shown
 
     def _text(self, end: int) -> str:

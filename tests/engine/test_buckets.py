@@ -45,6 +45,11 @@ def test_a_step_that_fits_no_bucket_is_refused():
         ({"max_num_seqs": 9, "max_num_batched_tokens": 8}, "max_num_batched_tokens"),
         ({"max_num_seqs": 1, "max_num_batched_tokens": 8, "prefill_tokens": [9]}, "from 1 to 8"),
         ({"max_num_seqs": 2, "max_num_batched_tokens": 8, "decode_seqs": [0]}, "from 1 to 2"),
+        ({"max_num_seqs": 2, "max_num_batched_tokens": 8, "decode_seqs": "x"}, "from 1 to 2, not 'x'"),
+        ({"max_num_seqs": 2, "max_num_batched_tokens": 8, "prefill_tokens": 4}, "prefill buckets .* not 4"),
+        ({"max_num_seqs": 2, "max_num_batched_tokens": 8, "prefill_tokens": (True,)}, "not True"),
+        ({"max_num_seqs": 10**9, "max_num_batched_tokens": 10**9}, "max_num_seqs must be at most 1048576"),
+        ({"max_num_seqs": 2, "max_num_batched_tokens": 10**9}, "max_num_batched_tokens must be at most"),
     ],
 )
 def test_bad_limits_are_refused(arguments, message):

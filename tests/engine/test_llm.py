@@ -1,5 +1,6 @@
 """`LLM` as a user has it."""
 
+import numpy as np
 import pytest
 
 from jaxkv import LLM, JaxkvError, SamplingParams
@@ -62,9 +63,43 @@ def test_if_one_of_the_prompts_is_refused_none_is_queued(llm):
         assert not llm.has_unfinished_requests
 
 
-def test_as_many_parameters_as_prompts_are_needed(llm):
+@pytest.mark.parametrize(
+    ("prompts", "message"),
+    [
+        (None, "prompts must be text, token ids or a list of such, not None"),
+        (b"abc", "prompts must be text"),
+        ([None], "prompt 0 must be text or a list of token ids, not None"),
+        (["fine", 7.5], "prompt 1 must be text or a list of token ids, not 7.5"),
+        ([1, "a"], "prompt 0 must be text or a list of token ids, not 1"),
+        ([[]], "prompt 0 must be a list of at least one token id"),
+        ([[1.5]], "prompt 0 must be integers"),
+        ([[[1, 2]]], "prompt 0 must be a list of at least one token id"),
+        ([[1, [2]]], "prompt 0 must be a list of token ids"),
+        ([True], "prompt 0 must be integers"),
+        ([["a"]], "prompt 0 must be integers"),
+        ([-1], "prompt 0"),
+        ("a\ud800", "prompt 0 .* is not UTF-8 text: character 1"),
+    ],
+)
+def test_what_is_no_prompt_is_refused_by_name(llm, prompts, message):
+    for call in (llm.check, llm.generate):
+        with pytest.raises(JaxkvError, match=message):
+            call(prompts)
+    assert not llm.has_unfinished_requests
+
+
+def test_numpy_ids_are_prompts(llm):
+    ids = llm.loaded.tokenizer.encode("abc")
+    outputs = llm.generate([np.array(ids), ids], GREEDY) + llm.generate(np.array(ids), GREEDY)
+    assert {output.token_ids for output in outputs} == {outputs[0].token_ids}
+
+
+def test_parameters_are_one_or_as_many_as_prompts(llm):
     with pytest.raises(JaxkvError, match="2 prompts"):
         llm.generate(["a", "b"], [GREEDY])
+    for bad in (5, [None], {"temperature": 0}):
+        with pytest.raises(JaxkvError, match="params must be one SamplingParams or a list of them"):
+            llm.generate("a", bad)
 
 
 def test_metrics_count_tokens_blocks_and_hits(llm):

@@ -19,6 +19,10 @@ from jaxkv.errors import JaxkvError
         ("seed", 2**32, "from 0 to 4294967295"),
         ("logprobs", 21, "from 0 to 20"),
         ("stop_token_ids", (-3,), "at least 0"),
+        ("stop_token_ids", 3, "must be a list"),
+        ("stop", 5, "must be a list"),
+        ("stop", ("a", b"b"), "must be text"),
+        ("stop", "a\ud800", "character 1 is"),
     ],
 )
 def test_a_bad_value_is_refused_with_its_name_and_limit(field, value, named):

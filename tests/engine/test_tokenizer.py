@@ -10,6 +10,7 @@ from jaxkv.engine.loading.gguf_file import GGUFFile
 from jaxkv.engine.loading.gguf_model import read_tokenizer
 from jaxkv.engine.loading.packaged import gemma3_270m
 from jaxkv.engine.tokenizer import (
+    MOST_HELD_TOKENS,
     REPLACEMENT,
     StreamDecoder,
     Tokenizer,
@@ -113,6 +114,22 @@ def test_bytes_that_are_never_a_character_are_shown_in_the_end(byte_level):
     stream = StreamDecoder(byte_level)
     shown = "".join(stream.push(FIRST_BYTE + 0xFF) for _ in range(100))
     assert len(shown) > 80
+
+
+class Undecided:
+    """A tokenizer whose text of many tokens is never that of its parts."""
+
+    special_token_ids = frozenset()
+
+    def decode(self, ids):
+        return f"{len(ids)}{REPLACEMENT}"
+
+
+def test_a_stream_holds_back_only_so_many_tokens():
+    stream = StreamDecoder(Undecided())
+    for token in range(1000):
+        stream.push(token)
+        assert len(stream._ids) <= 2 * MOST_HELD_TOKENS
 
 
 def test_a_space_prefix_is_added_where_the_vocabulary_asks_for_it():

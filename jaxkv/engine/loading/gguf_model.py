@@ -4,13 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxkv.engine.loading.gguf_file import GGUFFile
-from jaxkv.engine.loading.loaded_model import LoadedModel, choose_dtype
+from jaxkv.engine.loading.loaded_model import LoadedModel, choose_dtype, naming
 from jaxkv.engine.tokenizer import Tokenizer, tokenizer_from_vocabulary
 from jaxkv.errors import JaxkvError
-from models.checkpoint import build_model
 from models.registry import family_of_gguf
 
 # Tokens that end a turn, by name: the file only says which one ends a text.
@@ -25,25 +22,18 @@ def load_gguf(path: Path, name: str, dtype: str) -> LoadedModel:
     dtype = choose_dtype(dtype, "bfloat16")
     file = GGUFFile(path)
     metadata = file.metadata
-    try:
+    with naming(path):
         family = family_of_gguf(_required(metadata, "general.architecture", path))
-        config = family.config_from_gguf(metadata)
-        tokenizer = read_tokenizer(metadata, path)
-        model = build_model(lambda: family.make_model(config, jnp.dtype(dtype)), family.gguf_names, file)
-    except JaxkvError:
-        raise
-    except ValueError as error:
-        raise JaxkvError(f"{path}: {error}") from error
-    return LoadedModel(
-        name=name,
-        family=family,
-        config=config,
-        model=model,
-        dtype=dtype,
-        tokenizer=tokenizer,
-        end_token_ids=_end_tokens(metadata),
-        max_model_len=config.max_position_embeddings,
-    )
+        return LoadedModel.read(
+            family,
+            family.config_from_gguf(metadata),
+            file,
+            parameter_names=family.gguf_names,
+            name=name,
+            dtype=dtype,
+            tokenizer=read_tokenizer(metadata, path),
+            end_token_ids=_end_tokens(metadata),
+        )
 
 
 def _required(metadata: Mapping[str, Any], key: str, path: Path) -> Any:

@@ -4,14 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
-
 from jaxkv.engine.loading.json_file import read_json
-from jaxkv.engine.loading.loaded_model import LoadedModel, choose_dtype
+from jaxkv.engine.loading.loaded_model import LoadedModel, choose_dtype, naming
 from jaxkv.engine.loading.safetensors_folder import SafetensorsFolder
 from jaxkv.engine.tokenizer import Tokenizer, tokenizer_from_json
 from jaxkv.errors import JaxkvError
-from models.checkpoint import build_model
 from models.registry import ModelFamily, family_of
 
 
@@ -22,26 +19,18 @@ def load_huggingface(folder: Path, name: str, dtype: str) -> LoadedModel:
     """
     config_json = read_json(folder / "config.json")
     dtype = choose_dtype(dtype, _stored_dtype(config_json))
-    tokenizer = _tokenizer(folder)
-    try:
+    with naming(folder):
         family = _family(config_json)
-        config = family.config_from_hf(config_json)
-        tensors = SafetensorsFolder(folder, family.hf_text_prefixes)
-        model = build_model(lambda: family.make_model(config, jnp.dtype(dtype)), family.hf_names, tensors)
-    except JaxkvError:
-        raise
-    except ValueError as error:
-        raise JaxkvError(f"{folder}: {error}") from error
-    return LoadedModel(
-        name=name,
-        family=family,
-        config=config,
-        model=model,
-        dtype=dtype,
-        tokenizer=tokenizer,
-        end_token_ids=_end_tokens(folder, config_json),
-        max_model_len=config.max_position_embeddings,
-    )
+        return LoadedModel.read(
+            family,
+            family.config_from_hf(config_json),
+            SafetensorsFolder(folder, family.hf_text_prefixes),
+            parameter_names=family.hf_names,
+            name=name,
+            dtype=dtype,
+            tokenizer=_tokenizer(folder),
+            end_token_ids=_end_tokens(folder, config_json),
+        )
 
 
 def _family(config_json: Mapping[str, Any]) -> ModelFamily:

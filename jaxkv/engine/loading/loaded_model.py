@@ -1,12 +1,18 @@
 """What loading gives: a model ready to run, and all that an engine asks about it."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
+
+import jax.numpy as jnp
 
 from jaxkv.engine.tokenizer import Tokenizer
 from jaxkv.errors import JaxkvError
 from jaxkv.specs import KVCacheSpec, MambaSpec
 from models.causal_lm import CausalLM
+from models.checkpoint import NameMap, Tensors, build_model
 from models.registry import ModelFamily
 
 # Dtypes a model can be run in.
@@ -21,6 +27,17 @@ def choose_dtype(wanted: str, stored: str) -> str:
     if wanted not in DTYPES:
         raise JaxkvError(f"dtype must be auto, {' or '.join(DTYPES)}, not {wanted!r}")
     return wanted
+
+
+@contextmanager
+def naming(source: Path) -> Iterator[None]:
+    """What a model's configuration or weights are refused for becomes a JaxkvError that names `source`."""
+    try:
+        yield
+    except JaxkvError:
+        raise
+    except ValueError as error:
+        raise JaxkvError(f"{source}: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +58,32 @@ class LoadedModel:
     tokenizer: Tokenizer
     end_token_ids: tuple[int, ...]
     max_model_len: int
+
+    @classmethod
+    def read(
+        cls,
+        family: ModelFamily,
+        config: Any,
+        tensors: Tensors,
+        *,
+        parameter_names: NameMap,
+        name: str,
+        dtype: str,
+        tokenizer: Tokenizer,
+        end_token_ids: tuple[int, ...],
+    ) -> "LoadedModel":
+        """Reads the weights. ValueError for one that is missing, of the wrong shape, or unknown."""
+        model = build_model(lambda: family.make_model(config, jnp.dtype(dtype)), parameter_names, tensors)
+        return cls(
+            name=name,
+            family=family,
+            config=config,
+            model=model,
+            dtype=dtype,
+            tokenizer=tokenizer,
+            end_token_ids=end_token_ids,
+            max_model_len=config.max_position_embeddings,
+        )
 
     def cache_specs(
         self,

@@ -197,6 +197,22 @@ def test_no_such_model(tmp_path):
         load_model(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("a" * 5000, "File name too long"),
+        ("", "name is empty"),
+        ("a\0b", "there is no model"),
+        (None, "must be a path"),
+        (5, "must be a path"),
+        (b"bytes", "must be a path"),
+    ],
+)
+def test_a_name_that_is_no_path_is_refused(name, message):
+    with pytest.raises(JaxkvError, match=message):
+        load_model(name)
+
+
 @pytest.mark.parametrize("size", [0, 3, 4, 20, 1000, 12000, -4])
 def test_truncated_gguf_is_refused(folder, tmp_path, size):
     path = write_gguf(tmp_path / "model.gguf", tensors_of(folder))
