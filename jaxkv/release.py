@@ -2,44 +2,41 @@
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from jaxkv.pool import Dropped
+from jaxkv.specs import FullAttentionSpec
 
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
 
 
-def keep_end(cache: "KVCacheManager", row: int) -> None:
+def keep_end(cache: "KVCacheManager", row: int, *, resumes: bool) -> None:
     """The end of what a request computed becomes a boundary:
-    a chat goes on there, a preempted request resumes.
+    a chat goes on there, if the eviction policy expects it, and a preempted request resumes.
     """
-    cacheable = [manager for manager in cache.managers if manager.cacheable]
-    if not cacheable:
+    # Full attention wants every block anyway.
+    keeping = [m for m in cache.managers if m.cacheable and not isinstance(m.spec, FullAttentionSpec)]
+    if not keeping:
         return
     hashes = cache.rows.info(row).request.block_hashes(cache.hasher)
     known = min(int(cache.rows.position[row]), len(hashes) * cache.plan.hash_block_size)
     boundary = cache.lookup.replay_boundary(known + 1)
-    if boundary:
-        for manager in cacheable:
+    if not boundary:
+        return
+    if resumes or cache.eviction.wants_end(hashes[boundary // cache.plan.hash_block_size - 1]):
+        for manager in keeping:
             manager.keep_boundary(row, hashes, boundary)
 
 
 def free_row(cache: "KVCacheManager", row: int) -> None:
-    """Lets go of all units of a row. Those that stay cached queue up with the end of the sequence first.
+    """Lets go of all units of a row. Those that stay cached queue up as the eviction policy says: usually
+    with the end of the sequence first.
 
     Group by group would give up all of one group's blocks before any of the next one's, and with them every
     hit; interleaved by position, the hit only gets shorter.
     """
-    pool = cache.pool
+    pool, level = cache.pool, cache.eviction.level(cache, row)
     freed: list[Dropped] = []
     for manager in cache.managers:
         leaders, ends = manager.close_row(row)
         freed.append(pool.drop(manager.number, leaders[::-1], ends[::-1]))
-    if len(freed) == 1:
-        pool.enqueue(freed[0].leaders)
-        return
-    leaders = np.concatenate([dropped.leaders for dropped in freed])
-    ends = np.concatenate([dropped.ends for dropped in freed])
-    # Stable: of equal ends the first manager's go first.
-    pool.enqueue(leaders[np.argsort(-ends, kind="stable")])
+    pool.enqueue(cache.eviction.order(freed), level)

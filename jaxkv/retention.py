@@ -6,7 +6,9 @@ is always strong, because every hit needs it.
 
 A hit is expected at the boundaries of a request (where the same prompt resent would resume, the branch point
 that a look-up detected, the end of a finished answer), and at every multiple of the interval where there is
-one.
+one. Windows also keep what serves the next lower length: a few blocks, computed anyway. Recurrent layers do
+not: another state costs a whole state and a chunk that ends there, and under pressure the state at a boundary
+goes together with the last block of full attention that it needs, so the hit falls to the next state below.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,10 +24,12 @@ class Retention(NamedTuple):
     """interval: 0 keeps boundaries only (sparse), n also every n tokens (periodic), None everything (dense).
 
     alignment: hits fall on multiples of it; the next lower boundary is one alignment below.
+    keeps_lower: windows also keep what serves that one.
     """
 
     interval: int | None
     alignment: int
+    keeps_lower: bool = True
 
     def check(self) -> None:
         """JaxkvError for a negative interval, or one that no hit can fall on."""
@@ -89,7 +93,7 @@ class Retention(NamedTuple):
         lengths = {
             length
             for boundary in boundaries
-            for length in (boundary, boundary - self.alignment)
+            for length in ((boundary, boundary - self.alignment) if self.keeps_lower else (boundary,))
             if lowest < length <= highest
         }
         if self.interval:

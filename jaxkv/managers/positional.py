@@ -230,8 +230,6 @@ class PositionalManager(Manager):
         self.inside[row] = max(begin, stop)
 
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
-        if not self.skips:
-            return
         first = int(self.first_block[row])
         low = max(self.first_needed(boundary) // self.block_size, first)
         high = min(boundary // self.block_size, int(self.cached[row]))

@@ -4,14 +4,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from jaxkv.errors import JaxkvError
-from jaxkv.planning.capacity import blocks_in, fitting_limits, resolve_block_sizes
+from jaxkv.planning.capacity import BlockSizes, blocks_in, fitting_limits, resolve_block_sizes
 from jaxkv.planning.grouping import Grouping
 from jaxkv.planning.hybrid_blocks import align_hybrid_blocks
 from jaxkv.planning.pages import aligned_group
 from jaxkv.planning.plan import CacheGroup, CachePlan, PlanConfig, slots_of
 from jaxkv.planning.split import split_groups
 from jaxkv.planning.unified import unified_groups
-from jaxkv.specs import KVCacheSpec, cdiv
+from jaxkv.specs import KVCacheSpec, RequestLimits, cdiv
 
 POLICIES: dict[str, Callable[[Mapping[str, KVCacheSpec], PlanConfig], Grouping]] = {
     "unified": unified_groups,
@@ -57,25 +57,13 @@ def make_stage_plans(
     )
     widest = max(page * slots for page, slots in pools)
     limits = fitting_limits(grouping.groups, num_blocks, widest, config) if widest else config.limits
-    block_sizes = resolve_block_sizes(grouping.groups, config)
     notes = grouping.notes
     if limits.max_model_len < config.max_model_len:
         notes += (f"max_model_len was lowered from {config.max_model_len} to {limits.max_model_len} to fit",)
+    block_sizes = resolve_block_sizes(grouping.groups, config)
     return tuple(
-        CachePlan(
-            policy=config.policy,
-            groups=groups,
-            page_size_bytes=page,
-            layer_slots=slots,
-            num_blocks=num_blocks,
-            limits=limits,
-            hash_block_size=block_sizes.hash_block_size,
-            scheduler_block_size=block_sizes.scheduler_block_size,
-            hits_below_blocks=config.prefix_match_unit is not None,
-            max_num_seqs=config.max_num_seqs,
-            notes=notes,
-        )
-        for groups, (page, slots) in zip(per_stage, pools, strict=True)
+        _plan(groups, pool, num_blocks, limits, block_sizes, config, notes)
+        for groups, pool in zip(per_stage, pools, strict=True)
     )
 
 
@@ -85,19 +73,32 @@ def plan_from_groups(groups: Sequence[CacheGroup], num_blocks: int, config: Plan
     Pages may differ between groups: the plan's page is then their greatest common divisor.
     """
     groups = tuple(aligned_group(group, config.page_alignment_bytes) for group in groups)
-    page, slots = _pool_shape(groups, config)
-    block_sizes = resolve_block_sizes(groups, config)
+    pool, block_sizes = _pool_shape(groups, config), resolve_block_sizes(groups, config)
+    return _plan(groups, pool, num_blocks, config.limits, block_sizes, config)
+
+
+def _plan(
+    groups: tuple[CacheGroup, ...],
+    pool: tuple[int, int],
+    num_blocks: int,
+    limits: RequestLimits,
+    block_sizes: BlockSizes,
+    config: PlanConfig,
+    notes: tuple[str, ...] = (),
+) -> CachePlan:
+    """pool: bytes of a page, and layer slots of a block."""
     return CachePlan(
         policy=config.policy,
         groups=groups,
-        page_size_bytes=page,
-        layer_slots=slots,
+        page_size_bytes=pool[0],
+        layer_slots=pool[1],
         num_blocks=num_blocks,
-        limits=config.limits,
+        limits=limits,
         hash_block_size=block_sizes.hash_block_size,
         scheduler_block_size=block_sizes.scheduler_block_size,
         hits_below_blocks=config.prefix_match_unit is not None,
         max_num_seqs=config.max_num_seqs,
+        notes=notes,
     )
 
 

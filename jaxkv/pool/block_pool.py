@@ -7,7 +7,8 @@ only, so their cost does not depend on the number of groups.
 
 Free ids are given out in this order, so that nothing that a hit could use goes before something that none
 can: plain ids (no content worth anything), then weak units (cached, but at a place where the retention policy
-expects no hit), then strong ones; within a class the least recently freed first.
+expects no hit), then strong ones; within a class the least recently freed first. An eviction policy may do
+without the difference, and may have strong units wait longer in queues of higher levels.
 """
 
 from collections.abc import Callable
@@ -26,6 +27,9 @@ MAX_BLOCKS = int(np.iinfo(np.int32).max)
 """Ids are int32."""
 
 NOT_CACHED = -1
+
+_TURN = 64
+"""Ids that one level gives up before the others are looked at again."""
 
 EvictionListener = Callable[[NDArray[np.integer]], None]
 """Told which units (leaders, all of one manager) lose their content, before it happens."""
@@ -50,10 +54,11 @@ class BlockPool:
     ready_step: int64[num_blocks], first step that may read a cached unit's content before it runs.
     hash_of: object[num_blocks], the hash (bytes) of each cached unit, by leader; None for all others.
     num_free: ids that can be taken at once, cached ones included.
+    credits: by level, how many more units must be freed before one of that level goes.
     version: grows whenever a unit loses its content, so that a look-up's answer can be known to be stale.
     """
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, *, unwanted_first: bool = True, num_levels: int = 1) -> None:
         check_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
         self.num_blocks = num_blocks
         # np.full and not np.zeros: memory that is first touched here does not fault later, in the middle of a
@@ -71,7 +76,9 @@ class BlockPool:
         self._stamps = stamps
         self._next_stamp = 1
         self._weak = LruQueue(stamps)
-        self._strong = LruQueue(stamps)
+        self._unwanted_first = unwanted_first
+        self._levels = tuple(LruQueue(stamps) for _ in range(num_levels))
+        self.credits = [0] * num_levels
         self._members: list[NDArray[np.int32] | None] = []
         self._widths: list[int] = []
         self._width_array: NDArray[np.int64] = np.empty(0, np.int64)
@@ -143,7 +150,7 @@ class BlockPool:
         refs = self.refs[leaders] - 1
         self.refs[leaders] = refs
         freed = Dropped(leaders, leaders if ends is None else ends)
-        if refs.any():
+        if np.count_nonzero(refs):
             freed = freed.where(refs == 0)
         self.num_free += len(freed.leaders) * self._widths[manager]
         cached = self.cached_by[freed.leaders] != NOT_CACHED
@@ -152,19 +159,20 @@ class BlockPool:
             freed = freed.where(cached)
         return freed
 
-    def enqueue(self, leaders: NDArray[np.integer]) -> None:
+    def enqueue(self, leaders: NDArray[np.integer], level: int = 0) -> None:
         """Puts free cached units, of any managers, at the end of the free queues;
-        the first given goes first.
+        the first given goes first. level: of the strong ones.
         """
         if not len(leaders):
             return
         leaders = _as_index(leaders)
         strong = self.strong[leaders]
-        num_strong = int(np.count_nonzero(strong))
+        num_strong = int(np.count_nonzero(strong)) if self._unwanted_first else len(leaders)
         if num_strong < len(leaders):
             self._weak.push(leaders[~strong] if num_strong else leaders, self._next_stamp)
         if num_strong:
-            self._strong.push(leaders[strong] if num_strong < len(leaders) else leaders, self._next_stamp)
+            queue = self._levels[level]
+            queue.push(leaders[strong] if num_strong < len(leaders) else leaders, self._next_stamp)
         self._next_stamp += len(leaders)
 
     def promote(self, leaders: NDArray[np.integer]) -> None:
@@ -204,7 +212,7 @@ class BlockPool:
 
     def free_units(self) -> NDArray[np.intp]:
         """intp[n]: leaders of free cached units, the next to be evicted first."""
-        return np.concatenate([self._weak.leaders(), self._strong.leaders()])
+        return np.concatenate([queue.leaders() for queue in (self._weak, *self._levels)])
 
     def ids_of(self, leader: int, manager: int) -> list[int]:
         """The ids of one unit."""
@@ -225,9 +233,13 @@ class BlockPool:
     def _evict(self, num_ids: int) -> None:
         """Turns cached free units into at least `num_ids` plain ids."""
         goal = self._num_plain + num_ids
-        for queue in (self._weak, self._strong):
-            if not queue.is_empty:
-                leaders = queue.pop(goal - self._num_plain, self._widths_of)
+        while (queue := self._next_queue()) is not None and self._num_plain < goal:
+            room = goal - self._num_plain
+            if len(self._levels) > 1 and queue is not self._weak:
+                # The next one's turn may come before all are taken.
+                room = min(room, _TURN)
+            leaders = queue.pop(room, self._widths_of)
+            if len(leaders):
                 owners = self.cached_by[leaders]
                 for manager in set(owners.tolist()):
                     theirs = leaders[owners == manager]
@@ -235,6 +247,19 @@ class BlockPool:
                     self._push_plain(manager, theirs)
         if self._num_plain < goal:
             raise RuntimeError(f"{goal - self._num_plain} ids more were promised than are free")
+
+    def _next_queue(self) -> LruQueue | None:
+        """The queue whose first unit is the next to go; None where all are empty."""
+        if not self._weak.is_empty:
+            return self._weak
+        if len(self._levels) == 1:
+            return None if self._levels[0].is_empty else self._levels[0]
+        first: dict[int, LruQueue] = {}
+        for queue, credit in zip(self._levels, self.credits, strict=True):
+            oldest = queue.oldest()
+            if oldest is not None:
+                first.setdefault(oldest + credit, queue)
+        return first[min(first)] if first else None
 
     def _widths_of(self, leaders: NDArray[np.integer]) -> NDArray[np.int64]:
         """int64[n]: ids of each cached unit."""

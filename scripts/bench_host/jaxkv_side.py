@@ -10,7 +10,7 @@ from jaxkv.scheduling import Scheduler, SchedulerConfig, SchedulerOutput
 from jaxkv.specs import FullAttentionSpec, KVCacheSpec, MambaSpec, RequestLimits, SlidingWindowSpec
 
 from .layouts import HEAD_SIZE, NUM_KV_HEADS, Layer, Layout
-from .side import Limits, Tokens
+from .side import CalledAlike, Limits, PoolTooSmallError, Tokens
 
 
 def _spec(layer: Layer) -> KVCacheSpec:
@@ -57,7 +57,7 @@ class _DecodeBatch:
 
     def allocate(self) -> None:
         if self._manager.allocate_decodes(self._rows, self._after).num_done < len(self._rows):
-            raise RuntimeError("jaxkv's pool is too small")
+            raise PoolTooSmallError("no room for a decode step of jaxkv")
 
     def settle(self) -> None:
         self._manager.new_step_starts()
@@ -71,7 +71,7 @@ class _DecodeBatch:
 _SAMPLED = np.array([7], np.int32)
 
 
-class _Manager:
+class _Manager(CalledAlike):
     def __init__(self, layout: Layout, limits: Limits) -> None:
         self._manager = KVCacheManager(_plan(layout, limits), max_num_seqs=limits.max_num_seqs)
 
@@ -86,19 +86,8 @@ class _Manager:
     def admit(self, request: Request, num_tokens: int) -> None:
         hit = self._manager.get_computed_blocks(request)
         if self._manager.allocate_slots(request, num_tokens, hit=hit) is None:
-            raise RuntimeError("jaxkv's pool is too small")
+            raise PoolTooSmallError(f"no room to admit {request.request_id}")
         request.num_computed_tokens = hit.num_tokens
-
-    def allocate(self, request: Request, num_tokens: int) -> None:
-        if self._manager.allocate_slots(request, num_tokens) is None:
-            raise RuntimeError("jaxkv's pool is too small")
-
-    def settle(self, request: Request, num_tokens: int) -> None:
-        request.num_computed_tokens += num_tokens
-        self._manager.new_step_starts()
-
-    def free(self, request: Request) -> None:
-        self._manager.free(request)
 
     def decode_batch(self, requests: list[Request]) -> _DecodeBatch:
         return _DecodeBatch(self._manager, requests)

@@ -65,6 +65,27 @@ class ManagerSide(Protocol):
     def decode_batch(self, requests: list[Any]) -> DecodeBatch: ...
 
 
+class PoolTooSmallError(RuntimeError):
+    """A case needs more blocks than it has given the engine."""
+
+
+class CalledAlike:
+    """What both engines' managers are asked for by the same names. `_manager`: the engine's own."""
+
+    _manager: Any
+
+    def allocate(self, request: Any, num_tokens: int) -> None:
+        if self._manager.allocate_slots(request, num_tokens) is None:
+            raise PoolTooSmallError(f"no room for {num_tokens} more tokens of {request.request_id}")
+
+    def settle(self, request: Any, num_tokens: int) -> None:
+        request.num_computed_tokens += num_tokens
+        self._manager.new_step_starts()
+
+    def free(self, request: Any) -> None:
+        self._manager.free(request)
+
+
 class SchedulerSide(Protocol):
     """A scheduler with its cache manager."""
 

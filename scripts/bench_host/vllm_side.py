@@ -22,7 +22,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
 from .layouts import HEAD_SIZE, NUM_KV_HEADS, Layer, Layout
-from .side import Limits, Tokens
+from .side import CalledAlike, Limits, PoolTooSmallError, Tokens
 
 # vLLM's defaults: sha256 over pickled tuples, sparse retention of window and recurrent checkpoints.
 _HASH = get_hash_fn_by_name("sha256")
@@ -78,7 +78,7 @@ class _DecodeBatch:
         allocate_slots = self._manager.allocate_slots
         for request in self._requests:
             if allocate_slots(request, 1) is None:
-                raise RuntimeError(f"vLLM's pool is too small for {request.request_id}")
+                raise PoolTooSmallError(f"no room for a decode step of {request.request_id}")
 
     def settle(self) -> None:
         self._manager.new_step_starts()
@@ -87,7 +87,7 @@ class _DecodeBatch:
             request.append_output_token_ids(7)
 
 
-class _Manager:
+class _Manager(CalledAlike):
     def __init__(self, layout: Layout, limits: Limits) -> None:
         self._block_size = layout.block_size
         self._manager = KVCacheManager(
@@ -111,19 +111,8 @@ class _Manager:
             self._manager.allocate_slots(request, num_tokens, hit, blocks, full_sequence_must_fit=True)
             is None
         ):
-            raise RuntimeError("vLLM's pool is too small")
+            raise PoolTooSmallError(f"no room to admit {request.request_id}")
         request.num_computed_tokens = hit
-
-    def allocate(self, request: Request, num_tokens: int) -> None:
-        if self._manager.allocate_slots(request, num_tokens) is None:
-            raise RuntimeError("vLLM's pool is too small")
-
-    def settle(self, request: Request, num_tokens: int) -> None:
-        request.num_computed_tokens += num_tokens
-        self._manager.new_step_starts()
-
-    def free(self, request: Request) -> None:
-        self._manager.free(request)
 
     def decode_batch(self, requests: list[Request]) -> _DecodeBatch:
         return _DecodeBatch(self._manager, requests)

@@ -3,21 +3,28 @@
 import numpy as np
 import pytest
 
+from jaxkv.cache_manager import KVCacheManager
 from jaxkv.errors import JaxkvError
 from jaxkv.request import Request
 from tests.properties.hit_definition import GroupRule
 from tests.properties.workload import CacheCase
 
 
+def in_two_steps(num_before: int, num_now: int) -> KVCacheManager:
+    """Blocks of 3 tokens that hit at any token; a request whose last tokens are being computed."""
+    manager = CacheCase(rules=(GroupRule("full", 3),), num_blocks=20, match_unit=1).manager()
+    request = Request("first", [0] * (num_before + num_now))
+    manager.new_step_starts()
+    manager.allocate_slots(request, num_before)
+    request.num_computed_tokens = num_before
+    manager.new_step_starts()
+    manager.allocate_slots(request, num_now)
+    return manager
+
+
 def test_a_token_of_the_running_step_is_not_copied() -> None:
     """A block fills over many steps: what the running step adds cannot be copied before that step runs."""
-    manager = CacheCase(rules=(GroupRule("full", 3),), num_blocks=20, match_unit=1).manager()
-    first, second = Request("first", [0] * 5), Request("second", [0] * 6)
-    manager.new_step_starts()
-    manager.allocate_slots(first, 4)
-    first.num_computed_tokens = 4
-    manager.new_step_starts()
-    manager.allocate_slots(first, 1)
+    manager, second = in_two_steps(4, 1), Request("second", [0] * 6)
     hit = manager.get_computed_blocks(second)
     assert (hit.num_tokens, hit.pending) == (4, True)
     manager.new_step_starts()
@@ -26,14 +33,9 @@ def test_a_token_of_the_running_step_is_not_copied() -> None:
 
 
 def test_a_request_waits_for_nothing_that_would_not_make_its_hit_longer() -> None:
-    manager = CacheCase(rules=(GroupRule("full", 3),), num_blocks=20, match_unit=1).manager()
-    first, second = Request("first", [0] * 6), Request("second", [0] * 5)
-    manager.new_step_starts()
-    manager.allocate_slots(first, 4)
-    first.num_computed_tokens = 4
-    manager.new_step_starts()
-    # The whole block is only complete in this step; its first token, all that `second` may hit, was before.
-    manager.allocate_slots(first, 2)
+    # The whole block is only complete in the second step; its first token, all that `second` may hit, was
+    # before.
+    manager, second = in_two_steps(4, 2), Request("second", [0] * 5)
     hit = manager.get_computed_blocks(second)
     assert (hit.num_tokens, hit.pending) == (4, False)
 
