@@ -1,0 +1,308 @@
+"""What `check_device.py` runs: the operations at published shapes, and what each has to move or multiply."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from kernel_cases import CASES, Case
+
+from pallas_kernels import AttentionPageLayout, GroupTable, RaggedBatch, paged_attention, write_kv
+from pallas_kernels.operations import IMPLEMENTATIONS, choose_implementation
+from pallas_kernels.recurrent import (
+    StateLayout,
+    StateTable,
+    causal_conv1d,
+    gated_delta_rule,
+    selective_scan,
+    ssd,
+)
+from pallas_kernels.recurrent.choice import Implementation, choose
+from pallas_kernels.recurrent.operations import CAUSAL_CONV1D, GATED_DELTA_RULE, SELECTIVE_SCAN, SSD
+from pallas_kernels.recurrent.outputs import StepResult
+from pallas_kernels.recurrent.state_place import StatePlace
+from pallas_kernels.settings import AttentionSettings
+
+TOLERANCE = {"bfloat16": 2e-2, "float32": 2e-5}
+RECURRENT_TOLERANCE = 1e-3  # of float32 sums in another order, over a state
+NULL_WORD = 0x7FC17FC1  # a NaN as float32, and a pair of NaNs as bfloat16
+SMALL_CONTEXT, SMALL_NEW, SMALL_SPAN, SMALL_SEQUENCES = 300, 70, 150, 2
+
+
+class Work(NamedTuple):
+    """What nobody can do without: bytes moved; operations of matrix products, 0 where memory is the bound."""
+
+    moved: int
+    flops: int = 0
+
+
+class Operation(NamedTuple):
+    """A call to compare and to time.
+
+    call(implementation, x, rest, pool) gives the output, of the shape of x, and the pool after it; `rest` are
+    arrays of which nothing depends on the call before.
+    chosen: the implementation that runs on this platform by default.
+    """
+
+    call: Callable[[str | None, jax.Array, Any, jax.Array], tuple[jax.Array, jax.Array]]
+    make_pool: Callable[[], jax.Array]
+    x: jax.Array
+    rest: Any
+    work: Work
+    chosen: str
+    tolerance: float
+
+
+def shrunk(case: Case) -> Case:
+    """The same kernel at a size whose plain reference fits anywhere: several pages, chunks and windows."""
+    span = None if case.window is None and case.chunk is None else SMALL_SPAN
+    return replace(
+        case,
+        sequences=min(case.sequences, SMALL_SEQUENCES),
+        context=min(case.context, SMALL_CONTEXT),
+        new=min(case.new, SMALL_NEW),
+        window=None if case.window is None else span,
+        chunk=None if case.chunk is None else span,
+    )
+
+
+def attention_operation(case: Case) -> Operation:
+    """Attention, or the write, of sequences whose newest tokens are this step's."""
+    rng = np.random.default_rng(0)
+    width = -(-case.context // case.block_size)
+    count = case.sequences * width + 1
+    ids = rng.permutation(np.arange(1, count)).reshape(case.sequences, width)
+    table = GroupTable(jnp.asarray(ids, jnp.int32), jnp.zeros(case.sequences, jnp.int32))
+    batch = _batch(case.sequences, case.context, case.new)
+    place: dict[str, Any] = {"layout": case.layout, "layer_slot": 0, "layer_slots": 1}
+    spans: dict[str, Any] = {"sliding_window": case.window, "attention_chunk_size": case.chunk}
+    chosen = choose_implementation(AttentionSettings(**place, **spans), table)
+    tokens = case.sequences * case.new
+    heads = case.kv_heads if case.kernel == "write" else case.q_heads
+    shape = (tokens, heads, case.head_size)
+
+    def attend(
+        implementation: str | None, q: jax.Array, rest: Any, pool: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        sinks = jnp.linspace(-1.0, 1.0, case.q_heads) if case.sinks else None
+        how: dict[str, Any] = {"scale": case.head_size**-0.5, "sinks": sinks, **place, **spans}
+        out = paged_attention(q, pool, *rest, implementation=implementation, **how)
+        return out, pool
+
+    def write(
+        implementation: str | None, k: jax.Array, rest: Any, pool: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        return k, write_kv(pool, k, -k, *rest, implementation=implementation, **place)
+
+    return Operation(
+        call=write if case.kernel == "write" else attend,
+        make_pool=partial(_random_pool, count, case.layout),
+        x=jax.random.normal(jax.random.key(1), shape, jnp.dtype(case.dtype)),
+        rest=(batch, table),
+        work=_write_work(case) if case.kernel == "write" else _attention_work(case),
+        chosen=next(name for name, known in IMPLEMENTATIONS.items() if known is chosen),
+        tolerance=TOLERANCE[case.dtype],
+    )
+
+
+def _write_work(case: Case) -> Work:
+    """Every token read and written once."""
+    token = 2 * case.kv_heads * case.head_size * jnp.dtype(case.dtype).itemsize
+    return Work(moved=2 * case.sequences * case.new * token)
+
+
+def _attention_work(case: Case) -> Work:
+    """A decode moves the K and V that it sees; a prefill multiplies every query with what it sees, twice."""
+    position = np.arange(case.context - case.new, case.context)
+    first = np.zeros_like(position)
+    if case.window is not None:
+        first = np.maximum(position - case.window + 1, 0)
+    if case.chunk is not None:
+        first = position // case.chunk * case.chunk
+    seen = int((position - first + 1).sum()) * case.sequences
+    token = 2 * case.kv_heads * case.head_size * jnp.dtype(case.dtype).itemsize
+    if case.new == 1:
+        return Work(moved=seen * token)
+    unseen = int(first[0])
+    return Work(
+        moved=(case.context - unseen) * case.sequences * token,
+        flops=4 * seen * case.q_heads * case.head_size,
+    )
+
+
+def _random_pool(count: int, layout: AttentionPageLayout) -> jax.Array:
+    """Pages of normal numbers; the null block's is NaN."""
+    shape = (count, layout.page_rows, 128)
+    keys, values = (jax.random.normal(jax.random.key(seed), shape, layout.dtype) for seed in (2, 3))
+    if layout.dtype == "float32":
+        words = jax.lax.bitcast_convert_type(keys, jnp.uint32)
+    else:
+        halves = (jax.lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) for x in (keys, values))
+        low, high = halves
+        words = low | (high << 16)
+    return words.at[0].set(NULL_WORD)
+
+
+class RecurrentCase(NamedTuple):
+    """A recurrent operation on `sequences` sequences with `new` tokens each; shape of its state.
+
+    Published shapes: Jamba 1.5 Mini's channels, Mamba 2 2.7B's heads, Qwen3-Next's channels and value heads
+    on one of four tensor-parallel devices.
+    """
+
+    kernel: str
+    shape: tuple[int, ...]
+    sequences: int = 64
+    new: int = 1
+
+    def shrunk(self) -> "RecurrentCase":
+        """The same kernel on fewer channels or heads, sequences and tokens."""
+        first = min(self.shape[0], 256 if len(self.shape) == 2 else 8)
+        return self._replace(
+            shape=(first, *self.shape[1:]),
+            sequences=min(self.sequences, SMALL_SEQUENCES),
+            new=min(self.new, SMALL_NEW),
+        )
+
+
+RECURRENT_CASES = {
+    (kernel, f"{name} {kind}"): RecurrentCase(kernel, shape, sequences, new)
+    for name, kernel, shape in (
+        ("qwen3-next/4", "conv", (2048, 3)),
+        ("jamba-1.5-mini", "selective scan", (8192, 16)),
+        ("mamba2-2.7b", "ssd", (80, 64, 128)),
+        ("qwen3-next/4", "delta rule", (8, 128, 128)),
+    )
+    for kind, sequences, new in (("decode", 64, 1), ("prefill", 1, 2048))
+}
+
+
+def recurrent_operation(case: RecurrentCase) -> Operation:
+    """A recurrent operation that reads and writes its states in place."""
+    layout = StateLayout(
+        shapes=(case.shape,), dtypes=("float32",), page_rows=-(-int(np.prod(case.shape)) // 1024) * 8
+    )
+    blocks = jnp.arange(1, case.sequences + 1, dtype=jnp.int32)[:, None]
+    none = jnp.zeros((case.sequences, 0), jnp.int32)
+    table = StateTable(blocks, blocks, none, none[..., None])
+    batch = _batch(case.sequences, max(case.new, 2), case.new)
+    place: dict[str, Any] = {"layout": layout, "part": 0, "layer_slot": 0, "layer_slots": 1}
+    tokens = case.sequences * case.new
+    kind = _KINDS[case.kernel]
+    inputs = kind.inputs(case.shape, tokens)
+    key_heads = inputs.shared[0].shape[1] if case.kernel == "delta rule" else 0
+    chosen = choose(kind.known, StatePlace(**place), None, key_heads)
+
+    def call(
+        implementation: str | None, x: jax.Array, rest: Any, pool: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        shared, batch, table = rest
+        result = kind.run(x, shared, pool, batch, table, implementation=implementation, **place)
+        return result.out, result.pages
+
+    state = 4 * int(np.prod(case.shape))
+    return Operation(
+        call=call,
+        make_pool=lambda: jnp.zeros((case.sequences + 1, layout.page_rows, 128), jnp.uint32),
+        x=inputs.x,
+        rest=(inputs.shared, batch, table),
+        work=Work(moved=2 * case.sequences * state + 2 * inputs.x.nbytes),
+        chosen=next(name for name, way in kind.known.items() if way.run is chosen),
+        tolerance=RECURRENT_TOLERANCE,
+    )
+
+
+class Inputs(NamedTuple):
+    """The activations that the output has the shape of, and the other arguments."""
+
+    x: jax.Array
+    shared: tuple[jax.Array, ...]
+
+
+class Kind(NamedTuple):
+    """An operation's implementations, its inputs for a state's shape and some tokens, and how to run it."""
+
+    known: dict[str, Implementation]
+    inputs: Callable[[tuple[int, ...], int], Inputs]
+    run: Callable[..., StepResult]
+
+
+def _conv_inputs(shape: tuple[int, ...], tokens: int) -> Inputs:
+    channels, kept = shape
+    return Inputs(_normal(0, tokens, channels), (_normal(1, channels, kept + 1), _normal(2, channels)))
+
+
+def _selective_inputs(shape: tuple[int, ...], tokens: int) -> Inputs:
+    channels, states = shape
+    dt, b, c = (_normal(i, tokens, n) for i, n in enumerate((channels, states, states)))
+    a, d = -jnp.exp(_normal(3, channels, states)), _normal(4, channels)
+    return Inputs(_normal(5, tokens, channels), (jax.nn.softplus(dt), a, b, c, d))
+
+
+def _ssd_inputs(shape: tuple[int, ...], tokens: int) -> Inputs:
+    heads, size, states = shape
+    dt = jax.nn.softplus(_normal(0, tokens, heads))
+    b, c = (_normal(i, tokens, 1, states) / states**0.5 for i in (1, 2))
+    return Inputs(_normal(5, tokens, heads, size), (dt, -jnp.exp(_normal(3, heads)), b, c, _normal(4, heads)))
+
+
+def _delta_inputs(shape: tuple[int, ...], tokens: int) -> Inputs:
+    heads, values, keys = shape
+    q, k = (_normal(i, tokens, max(heads // 2, 1), keys) for i in (0, 1))
+    g, beta = -jax.nn.softplus(_normal(2, tokens, heads)), jax.nn.sigmoid(_normal(3, tokens, heads))
+    return Inputs(_normal(5, tokens, heads, values), (q, k, g, beta))
+
+
+def _run_conv(x: jax.Array, shared: Any, *rest: Any, **place: Any) -> StepResult:
+    return causal_conv1d(x, *shared, *rest, activation="silu", **place)
+
+
+def _run_selective(x: jax.Array, shared: Any, *rest: Any, **place: Any) -> StepResult:
+    return selective_scan(x, *shared, *rest, **place)
+
+
+def _run_ssd(x: jax.Array, shared: Any, *rest: Any, **place: Any) -> StepResult:
+    return ssd(x, *shared, *rest, **place)
+
+
+def _run_delta(x: jax.Array, shared: Any, *rest: Any, **place: Any) -> StepResult:
+    q, k, g, beta = shared
+    return gated_delta_rule(q, k, x, g, beta, *rest, scale=q.shape[-1] ** -0.5, l2norm_eps=1e-6, **place)
+
+
+_KINDS = {
+    "conv": Kind(CAUSAL_CONV1D, _conv_inputs, _run_conv),
+    "selective scan": Kind(SELECTIVE_SCAN, _selective_inputs, _run_selective),
+    "ssd": Kind(SSD, _ssd_inputs, _run_ssd),
+    "delta rule": Kind(GATED_DELTA_RULE, _delta_inputs, _run_delta),
+}
+
+
+def _normal(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape, jnp.float32)
+
+
+def _batch(sequences: int, context: int, new: int) -> RaggedBatch:
+    """Sequences of `context` tokens, the last `new` of each in this step."""
+    return RaggedBatch(
+        positions=jnp.tile(jnp.arange(context - new, context, dtype=jnp.int32), sequences),
+        seq_ids=jnp.repeat(jnp.arange(sequences, dtype=jnp.int32), new),
+        query_starts=jnp.arange(sequences + 1, dtype=jnp.int32) * new,
+        seq_lens=jnp.full(sequences, context, jnp.int32),
+        num_decodes=jnp.int32(sequences if new == 1 else 0),
+        num_seqs=jnp.int32(sequences),
+        decode_only=new == 1,
+    )
+
+
+def operations(*, small: bool) -> dict[tuple[str, str], Callable[[], Operation]]:
+    """By kernel and shape: makes each operation, at its own size or at one that a reference can follow."""
+    made: dict[tuple[str, str], Callable[[], Operation]] = {}
+    for name, case in CASES.items():
+        made[case.kernel, name] = partial(attention_operation, shrunk(case) if small else case)
+    for name, recurrent in RECURRENT_CASES.items():
+        made[name] = partial(recurrent_operation, recurrent.shrunk() if small else recurrent)
+    return made
