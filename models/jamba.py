@@ -10,9 +10,10 @@ import jax.numpy as jnp
 from flax import nnx
 
 from jaxkv.specs import FullAttentionSpec, KVCacheSpec, MambaSpec
-from models.causal_lm import CausalLM, layer_name
+from models.causal_lm import layer_name
+from models.headed_lm import HeadedLM
 from models.jamba_config import JambaConfig
-from models.linear import linear, vocabulary_logits
+from models.linear import linear
 from models.mlp import GatedMLP
 from models.moe import Experts, route
 from models.norms import RMSNorm
@@ -130,15 +131,12 @@ class Layer(nnx.Module):
         return x + self.mlp(normed), cache
 
 
-class JambaForCausalLM(CausalLM):
+class JambaForCausalLM(HeadedLM):
     """Weights and activations in `dtype`; norms, states, routing, softmax and logits in float32."""
 
     def __init__(self, config: JambaConfig, dtype: jnp.dtype):
-        shape = (config.vocab_size, config.hidden_size)
-        self.embedding = nnx.Param(jnp.zeros(shape, dtype))
-        self.head = None if config.tied else nnx.Param(jnp.zeros(shape, dtype))
+        super().__init__(config.vocab_size, config.hidden_size, config.rms_norm_eps, dtype, tied=config.tied)
         self.layers = nnx.List([Layer(config, i, dtype) for i in range(len(config.attends))])
-        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     def __call__(
         self, tokens: jax.Array, positions: jax.Array, cache: PagedCache
@@ -147,6 +145,3 @@ class JambaForCausalLM(CausalLM):
         for layer in self.layers:
             x, cache = layer(x, cache)
         return self.norm(x), cache
-
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        return vocabulary_logits(hidden, (self.embedding if self.head is None else self.head)[...])
