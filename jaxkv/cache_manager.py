@@ -12,6 +12,7 @@ from jaxkv.copies import BlockCopies, PendingCopies
 from jaxkv.decode_allocation import DecodeAllocation, allocate_decodes
 from jaxkv.errors import JaxkvError
 from jaxkv.events import EventLog, KVCacheEvent
+from jaxkv.eviction import DEFAULT_POLICY, EvictionPolicy, make_eviction_policy
 from jaxkv.hashing import BlockHasher, make_hasher
 from jaxkv.hits import PrefixHit
 from jaxkv.integrity import check_integrity
@@ -32,6 +33,7 @@ from jaxkv.release import free_row, keep_end
 from jaxkv.retention import Retention
 from jaxkv.rows import CacheRows
 from jaxkv.slot_allocation import Allocation, SlotCounts, allocate_slots
+from jaxkv.specs import FullAttentionSpec
 from jaxkv.upkeep import Upkeep
 
 
@@ -45,6 +47,7 @@ class KVCacheManager:
     plan: from jaxkv.planning. enable_caching: off, no block is ever shared.
     hash_algo: a name of jaxkv.hashing.HASHERS.
     retention_interval: 0 sparse, n tokens periodic, None dense; see jaxkv.retention.
+    eviction: a policy of this cache alone, or the name of one in jaxkv.eviction.POLICIES.
     prefix_match_unit: hits may end inside a block, at any multiple of this (the plan's hash block); the block
     is then copied (`take_block_copies`). None: whole blocks only.
     num_hash_lookahead_tokens: tokens after a block that its hash covers too. Above 0, EAGLE groups need no
@@ -63,6 +66,7 @@ class KVCacheManager:
         enable_caching: bool = True,
         hash_algo: str = "sha256",
         retention_interval: int | None = 0,
+        eviction: EvictionPolicy | str = DEFAULT_POLICY,
         prefix_match_unit: int | None = None,
         num_hash_lookahead_tokens: int = 0,
         enable_kv_cache_events: bool = False,
@@ -86,12 +90,17 @@ class KVCacheManager:
         self.enable_caching = enable_caching
         self.hasher: BlockHasher = make_hasher(hash_algo, plan.hash_block_size, num_hash_lookahead_tokens)
         self.chunk_alignment = plan.hash_block_size if fine_grained else plan.whole_block_alignment
-        self.retention = Retention(retention_interval, self.chunk_alignment)
+        self.eviction = make_eviction_policy(eviction) if isinstance(eviction, str) else eviction
+        self.retention = Retention(retention_interval, self.chunk_alignment, self.eviction.keeps_lower)
         if enable_caching:
             self.retention.check()
         self.clock = StepClock()
         self.computed = ComputedUnits()
-        self.pool = BlockPool(plan.num_blocks)
+        self.pool = BlockPool(
+            plan.num_blocks,
+            unwanted_first=self.eviction.unwanted_first,
+            num_levels=self.eviction.num_levels,
+        )
         self._events = EventLog() if enable_kv_cache_events else None
         self._residency = ResidencySampler(residency_sampling) if residency_sampling != 0.0 else None
         self._observer = observer
@@ -108,6 +117,7 @@ class KVCacheManager:
             events=self._events,
             residency=self._residency,
             observer=observer,
+            keeps_unwanted=self.eviction.keeps_unwanted,
         )
         self.managers = tuple(
             make_managers(
@@ -125,6 +135,10 @@ class KVCacheManager:
         self.copies = PendingCopies()
         self.prefix_cache_stats = PrefixCacheStats()
         self.upkeep = Upkeep(self.rows, self.managers, self.clock, self.hasher)
+        self.has_retained_groups = any(
+            m.cacheable and not isinstance(m.spec, FullAttentionSpec) for m in self.managers
+        )
+        self.eviction.attach(self)
         self._keeps_states = any(m.cacheable and isinstance(m, MambaManager) for m in self.managers)
 
     # Looking up
@@ -230,6 +244,7 @@ class KVCacheManager:
         if self._residency is not None:
             for part in parts:
                 self._residency.hit(part.leaders, self.clock.step)
+        self.eviction.admitted(self, request)
         if self._observer is not None:
             self._observer.admitted(request, hit)
 
@@ -248,7 +263,7 @@ class KVCacheManager:
         """Frees blocks that no token after the first `num_computed_tokens` reads."""
         self.upkeep.let_go(self._row_with(request, num_computed_tokens), num_computed_tokens)
 
-    def free(self, request: CacheRequest) -> None:
+    def free(self, request: CacheRequest, *, resumes: bool = False) -> None:
         """Gives back all blocks of a request; nothing to do for one that has none.
 
         What it cached stays until the room is needed: the blocks of its end go first, over all groups, so
@@ -259,7 +274,7 @@ class KVCacheManager:
         if row >= 0:
             self.upkeep.cache_row(row)
             if not self.retention.is_dense and row not in self.upkeep.delayed:
-                keep_end(self, row)
+                keep_end(self, row, resumes=resumes)
             if self._observer is not None:
                 self._observer.freeing(request, row)
             free_row(self, row)

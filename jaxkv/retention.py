@@ -19,6 +19,9 @@ from numpy.typing import NDArray
 
 from jaxkv.errors import JaxkvError
 
+_LOWER_SHARE = 8
+"""What serves the next lower boundary as well may cost a window an eighth more at the most."""
+
 
 class Retention(NamedTuple):
     """interval: 0 keeps boundaries only (sparse), n also every n tokens (periodic), None everything (dense).
@@ -83,17 +86,19 @@ class Retention(NamedTuple):
         A hit of L needs the tokens from first_needed(L) >= L - max_reach on.
 
         One alignment below every boundary counts as a boundary too: a pool under pressure first gives up the
-        last block of full attention, and then the hit must not fall to nothing.
+        last block of full attention, and then the hit must not fall to nothing. Where blocks are large beside
+        the window, that would cost more than it is worth.
         """
         if self.interval is None:
             return True
         if not self.interval and (not boundaries or boundaries[-1] <= start * block_size):
             return False
+        keeps_lower = self.keeps_lower and self.alignment * _LOWER_SHARE <= max_reach
         lowest, highest = start * block_size, stop * block_size + max_reach
         lengths = {
             length
             for boundary in boundaries
-            for length in ((boundary, boundary - self.alignment) if self.keeps_lower else (boundary,))
+            for length in ((boundary, boundary - self.alignment) if keeps_lower else (boundary,))
             if lowest < length <= highest
         }
         if self.interval:

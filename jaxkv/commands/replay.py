@@ -12,6 +12,7 @@ from typing import Any
 from jaxkv.commands.plan import add_machine, add_serving
 from jaxkv.commands.plan_inputs import inputs_of
 from jaxkv.errors import JaxkvError
+from jaxkv.eviction import DEFAULT_POLICY, POLICIES
 from jaxkv.lab.flops import model_cost
 from jaxkv.lab.generator import PATTERNS, generate
 from jaxkv.lab.job import Job, run_job
@@ -70,6 +71,11 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--infinite", action="store_true", help="memory for everything instead")
     group.add_argument(
         "--retention", default="sparse", help="sparse, dense, or an interval in tokens (default: sparse)"
+    )
+    group.add_argument(
+        "--eviction",
+        default=DEFAULT_POLICY,
+        help=f"what goes first: {', '.join(POLICIES)} (default: {DEFAULT_POLICY})",
     )
     group.add_argument("--clock", default="sequential", choices=CLOCKS, help="when requests arrive")
     group.add_argument(
@@ -231,6 +237,7 @@ def _job(args: argparse.Namespace, trace: Trace, sweep: str | None) -> Job:
         clock=args.clock,
         step_seconds=args.step_seconds,
         retention_interval=_retention(args.retention),
+        eviction=args.eviction,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,
     )

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxkv.cache_manager import KVCacheManager
 from jaxkv.errors import JaxkvError
+from jaxkv.eviction import EvictionPolicy, FlopsPerByte, make_eviction_policy
 from jaxkv.lab.content import HashCache
 from jaxkv.lab.flops import ModelCost
 from jaxkv.lab.recorder import Recorder
@@ -85,6 +86,12 @@ def replay(
     return run.finish()
 
 
+def _eviction(name: str, cost: ModelCost | None) -> EvictionPolicy:
+    if name == FlopsPerByte.name and cost is not None:
+        return FlopsPerByte(lambda num_tokens: cost.of_tokens(0, num_tokens))
+    return make_eviction_policy(name)
+
+
 class _Run:
     def __init__(
         self,
@@ -103,6 +110,7 @@ class _Run:
         self._cache = KVCacheManager(
             plan,
             retention_interval=settings.retention_interval,
+            eviction=_eviction(settings.eviction, cost),
             observer=recorder,
             max_num_seqs=most,
         )

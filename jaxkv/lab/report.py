@@ -26,6 +26,7 @@ def replay_report(trace: Trace, result: Replay, model: str) -> dict[str, Any]:
             "clock": result.settings.clock,
             "step_seconds": result.settings.step_seconds,
             "retention_interval": result.settings.retention_interval,
+            "eviction": result.settings.eviction,
             "max_num_seqs": result.settings.max_num_seqs,
             "max_num_batched_tokens": result.settings.max_num_batched_tokens,
         },

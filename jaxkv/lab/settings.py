@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from jaxkv.errors import JaxkvError
+from jaxkv.eviction import DEFAULT_POLICY
 from jaxkv.hashing import make_hasher
 from jaxkv.lab.content import SeenPrefixes
 from jaxkv.lab.trace import Trace
@@ -19,12 +20,14 @@ MAX_POOL_BLOCKS = 2**26
 class ReplaySettings:
     """clock: when requests arrive. sequential: each when the one before it has ended; trace: at their times,
     while every step takes `step_seconds`; as-fast-as-possible: all at once, in their order.
-    retention_interval: see jaxkv.retention. max_num_seqs, max_num_batched_tokens: of the scheduler.
+    retention_interval: see jaxkv.retention. eviction: a name of jaxkv.eviction.POLICIES.
+    max_num_seqs, max_num_batched_tokens: of the scheduler.
     """
 
     clock: str = "sequential"
     step_seconds: float = 0.02
     retention_interval: int | None = 0
+    eviction: str = DEFAULT_POLICY
     max_num_seqs: int = 128
     max_num_batched_tokens: int = 2048
 

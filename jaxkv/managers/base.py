@@ -119,6 +119,7 @@ class ManagerContext(NamedTuple):
     clock: what the managers may know of the running step.
     computed: units that have become complete, where a tier outside the pool wants them.
     events, residency, observer: who is told what happens to cached units, if anybody.
+    keeps_unwanted: units that the retention policy does not want are cached, too.
     """
 
     pool: BlockPool
@@ -132,6 +133,7 @@ class ManagerContext(NamedTuple):
     events: EventLog | None = None
     residency: ResidencySampler | None = None
     observer: CacheObserver | None = None
+    keeps_unwanted: bool = True
 
 
 class Manager(ABC):
@@ -184,6 +186,12 @@ class Manager(ABC):
         ready_step: NDArray[np.int64] | int,
     ) -> None:
         """Units that a row holds can be found from now on, by these hashes."""
+        if not self.context.keeps_unwanted and not np.all(strong):
+            if isinstance(strong, bool):
+                return
+            keys, leaders = [key for key, kept in zip(keys, strong, strict=True) if kept], leaders[strong]
+            ready_step = ready_step if isinstance(ready_step, int) else ready_step[strong]
+            strong = True
         self.index.add(keys, leaders)
         self.pool.set_cached(self.number, leaders, strong, ready_step)
         if self.context.computed.are_wanted:

@@ -64,6 +64,17 @@ class LruQueue:
             taken.append(chosen)
         return taken[0] if len(taken) == 1 else np.concatenate([_NOBODY, *taken])
 
+    def oldest(self) -> int | None:
+        """The stamp of the unit that is the next to go; None where there is none."""
+        while self._head < self._tail:
+            stop = min(self._tail, self._head + _SCAN)
+            (valid,) = self._valid(self._head, stop).nonzero()
+            if len(valid):
+                self._head += int(valid[0])
+                return int(self._entry_stamps[self._head])
+            self._head = stop
+        return None
+
     def leaders(self) -> NDArray[np.intp]:
         """intp[n]: what is in the queue, the next to be evicted first."""
         return self._leaders[self._head : self._tail][self._valid(self._head, self._tail)]

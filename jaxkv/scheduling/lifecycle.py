@@ -190,7 +190,7 @@ class Lifecycle:
             self._free(request)
 
     def _free(self, request: Request) -> None:
-        self.cache_manager.free(request)
+        self.cache_manager.free(request, resumes=not request.is_finished)
         request.unbind()
         if not request.is_finished:
             request.num_computed_tokens = 0
