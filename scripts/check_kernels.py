@@ -1,10 +1,13 @@
-"""Compiles every TPU kernel for chips that are not there, at published shapes; prints what the compiler says.
+"""Compiles every kernel for chips that are not there, at published shapes; prints what the compiler says.
 
     python scripts/check_kernels.py [--chip v5e] [--chip v6e] [--quick] [--static-cost-tool PATH] [--json]
+    python scripts/check_kernels.py --chip h100|h200|b200 [--quick] [--json]
 
 Needs libtpu, no accelerator. With a static cost tool (a program that takes `module:function --topology T
 --kwargs JSON --path DIR` and prints JSON with a list `kernels`) the modelled time, the bytes read and the
 share of peak bandwidth are shown as well.
+
+A GPU is compiled for alone, and needs JAX's CUDA plugin (exit code 2 without it), no GPU.
 """
 
 import argparse
@@ -19,9 +22,11 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+from gpu_static import check_gpu  # noqa: E402
 from kernel_cases import CASES, build  # noqa: E402
 
 from pallas_kernels.aot import TPU_TOPOLOGIES, compile_for_tpu  # noqa: E402
+from pallas_kernels.aot_gpu import GPU_CHIPS  # noqa: E402
 
 COLUMNS = ("kernel", "shape", "chip", "alias MB", "temp MB", "us", "read MB", "bandwidth", "bound")
 
@@ -75,12 +80,16 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--chip", action="append", choices=sorted(TPU_TOPOLOGIES), help="default: v5e and v6e"
+        "--chip", action="append", choices=sorted([*TPU_TOPOLOGIES, *GPU_CHIPS]), help="default: v5e and v6e"
     )
     parser.add_argument("--quick", action="store_true", help="one shape of each kernel")
     parser.add_argument("--static-cost-tool", metavar="PATH")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
+    if any(chip in GPU_CHIPS for chip in args.chip or ()):
+        if len(args.chip) > 1:
+            parser.error("a GPU is compiled for alone")
+        return check_gpu(args.chip[0], quick=args.quick, as_json=args.json)
 
     names = [name for name, case in CASES.items() if case.quick or not args.quick]
     failed = False
