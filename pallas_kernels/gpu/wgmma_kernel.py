@@ -149,6 +149,8 @@ def _feed(plan: WgmmaPlan, stream: PageStream, scratch: _Scratch) -> None:
     for slot in range(stages):
         pl.when(slot < chunks)(partial(stream.fetch, jnp.int32(slot), jnp.int32(slot)))
     lax.fori_loop(0, chunks, feed, None)
+    for target in range(UNPACKED_STAGES):  # no phase of a barrier stays unseen
+        pl.when(target < chunks)(partial(plgpu.barrier_wait, scratch.consumed.at[target]))
 
 
 def _compute(plan: WgmmaPlan, view: TileView, threads: jax.Array, scratch: _Scratch) -> None:
