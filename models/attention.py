@@ -7,7 +7,7 @@ from flax import nnx
 
 from jaxkv.specs import AttentionSpec, FullAttentionSpec, SlidingWindowSpec
 from models.causal_lm import layer_name
-from models.linear import linear
+from models.linear import Matrix, linear
 from models.norms import RMSNorm
 from models.paged_cache import CacheStep, PagedCache
 from models.rope import Rotation, rotate
@@ -57,8 +57,8 @@ class NormedAttention(nnx.Module):
         self.scale = sizes.head_size**-0.5 if scale is None else scale
         self.sliding_window, self.softcap = sliding_window, softcap
         rows = sizes.num_heads * self.query_width + 2 * sizes.num_kv_heads * sizes.head_size
-        self.qkv = nnx.Param(jnp.zeros((rows, hidden_size), dtype))
-        self.output = nnx.Param(jnp.zeros((hidden_size, sizes.num_heads * sizes.head_size), dtype))
+        self.qkv = Matrix(jnp.zeros((rows, hidden_size), dtype))
+        self.output = Matrix(jnp.zeros((hidden_size, sizes.num_heads * sizes.head_size), dtype))
         self.q_norm = RMSNorm(sizes.head_size, eps)
         self.k_norm = RMSNorm(sizes.head_size, eps)
 

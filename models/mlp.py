@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.linear import linear
+from models.linear import Matrix, linear
 
 
 class GatedMLP(nnx.Module):
@@ -21,8 +21,8 @@ class GatedMLP(nnx.Module):
         activation: Callable[[jax.Array], jax.Array] = jax.nn.silu,
     ):
         self.activation = activation
-        self.gate_up = nnx.Param(jnp.zeros((2 * inner_size, hidden_size), dtype))
-        self.down = nnx.Param(jnp.zeros((hidden_size, inner_size), dtype))
+        self.gate_up = Matrix(jnp.zeros((2 * inner_size, hidden_size), dtype))
+        self.down = Matrix(jnp.zeros((hidden_size, inner_size), dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         gate, up = jnp.split(linear(x, self.gate_up[...]), 2, axis=-1)

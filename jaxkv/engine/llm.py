@@ -4,6 +4,8 @@ import logging
 import os
 from collections.abc import Iterator, Sequence
 
+import jax
+
 from jaxkv.cache_manager import KVCacheManager
 from jaxkv.engine.buckets import make_buckets
 from jaxkv.engine.compilation_cache import use_compilation_cache
@@ -23,6 +25,7 @@ from jaxkv.planning import CachePlan, PlanConfig, make_plan
 from jaxkv.scheduling.config import SchedulerConfig
 from jaxkv.scheduling.scheduler import Scheduler
 from jaxkv.specs import check_int
+from models.linear import arrange
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +33,8 @@ logger = logging.getLogger(__name__)
 class LLM:
     """Generates text with one model.
 
-    model: a GGUF file, a Hugging Face folder, the name of a packaged model, or what `load_model` returned.
+    model: a GGUF file, a Hugging Face folder, the name of a packaged model, or what `load_model` returned,
+      whose matrices are then stored anew as the device multiplies by them fastest.
     dtype: of weights and cache, "bfloat16", "float32" or "auto" (the checkpoint's).
     max_model_len: longest prompt and answer together; None: what the model was made for, or less where the
       memory holds less.
@@ -91,6 +95,7 @@ class LLM:
             async_scheduling=async_scheduling,
         )
         self.loaded = model if isinstance(model, LoadedModel) else load_model(model, dtype)
+        arrange(self.loaded.model, jax.default_backend())
         self.plan: CachePlan = make_plan(
             self.loaded.cache_specs(
                 block_size,

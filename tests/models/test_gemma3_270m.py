@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxkv.engine.loading import load_model
+from models.linear import arrange
 from tests.models.golden import answers
 from tests.models.paged import BLOCK_SIZE, Chunk, PagedRunner
 
@@ -19,6 +20,7 @@ TOLERANCE = 0.02
 @pytest.fixture(scope="module")
 def runner() -> PagedRunner:
     loaded = load_model("gemma3-270m", "float32")
+    arrange(loaded.model, "cpu")
     max_len = max(len(answer.tokens) for answer in ANSWERS)
     return PagedRunner(
         loaded.model,

@@ -1,0 +1,40 @@
+"""Matrices in panels: the order in which XLA's CPU backend multiplies float32 fastest.
+
+A matrix [out, in] becomes panels [out / width, in, width]: each holds `width` outputs side by side, one input
+after another. A product is then written as a sum over inputs, which XLA compiles to one loop that keeps
+`width` sums in registers, reads every panel once from memory and splits panels over the cores. Its dot of a
+few rows repacks the matrix on every call instead.
+
+Processor time of all matrices of Gemma 3 270M's layers and of its output matrix in one decode step, float32,
+jax 0.12, two cores of a Zen 4 that ran other work too, milliseconds: 98 as [out, in], 62 in panels for one
+row; 211 and 139 for eight rows. From 16 rows on both take as long.
+"""
+
+import jax
+import jax.numpy as jnp
+
+WIDTH = 32  # two AVX-512 registers of float32
+ROWS_AT_ONCE = 256  # rows that stay in a core's cache while it passes over the panels
+
+
+def to_panels(matrix: jax.Array) -> jax.Array:
+    """matrix[out, in] as panels[out / WIDTH, in, WIDTH]; WIDTH must divide out."""
+    return matrix.reshape(-1, WIDTH, matrix.shape[1]).transpose(0, 2, 1)
+
+
+def multiply(x: jax.Array, panels: jax.Array) -> jax.Array:
+    """x[T, in] times the transposed matrix: float32[T, out]."""
+    rows = x.shape[0]
+    tiles = -(-rows // ROWS_AT_ONCE)
+    tile = -(-rows // tiles)
+    x = jnp.pad(x, ((0, tiles * tile - rows), (0, 0))).reshape(tiles, tile, -1)
+    # The barrier keeps what computes x out of the loop, where it would run again for every panel.
+    x = jax.lax.optimization_barrier(x)[:, None, :, :, None].astype(jnp.float32)
+    product = jnp.sum(x * panels[None, :, None].astype(jnp.float32), axis=3)
+    return product.transpose(0, 2, 1, 3).reshape(tiles * tile, -1)[:rows]
+
+
+def matrix_rows(panels: jax.Array, indices: jax.Array) -> jax.Array:
+    """Rows int32[T] of the matrix: [T, in]."""
+    width = panels.shape[2]
+    return panels[indices // width, :, indices % width]

@@ -1,0 +1,64 @@
+"""Matrices give the same products and rows however they are stored."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from models.linear import Matrix, arrange, linear, look_up, vocabulary_logits
+from models.panels import ROWS_AT_ONCE
+
+OUT, IN = 96, 40
+
+
+class Model(nnx.Module):
+    def __init__(self, dtype: str = "float32", out: int = OUT):
+        weights = np.random.default_rng(0).normal(size=(out, IN))
+        self.matrix = Matrix(jnp.asarray(weights, dtype))
+        self.other = nnx.Param(jnp.asarray(weights, dtype))
+
+
+@pytest.mark.parametrize("rows", [1, 8, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 3])
+def test_products_in_panels_equal_the_definition(rows):
+    model = Model()
+    plain = np.asarray(model.matrix[...], np.float64)
+    arrange(model, "cpu")
+    assert model.matrix[...].shape == (OUT // 32, IN, 32)
+    x = np.random.default_rng(1).normal(size=(rows, IN)).astype(np.float32)
+    for product in (linear, vocabulary_logits):
+        out = jax.jit(product)(x, model.matrix[...])
+        np.testing.assert_allclose(out, x.astype(np.float64) @ plain.T, rtol=1e-5, atol=1e-5)
+
+
+def test_rows_in_panels_are_the_rows():
+    model = Model()
+    plain, rows = model.matrix[...], jnp.array([0, 95, 31, 32, 0])
+    arrange(model, "cpu")
+    np.testing.assert_array_equal(look_up(model.matrix[...], rows), plain[rows])
+
+
+def test_arranging_again_changes_nothing():
+    model = Model()
+    arrange(model, "cpu")
+    once = model.matrix[...]
+    arrange(model, "cpu")
+    assert model.matrix[...] is once
+
+
+@pytest.mark.parametrize(
+    ("model", "platform"),
+    [(Model(), "tpu"), (Model("bfloat16"), "cpu"), (Model(out=50), "cpu")],
+    ids=["another platform", "bfloat16", "rows that do not fill panels"],
+)
+def test_what_gains_nothing_stays_as_it_is(model, platform):
+    before = nnx.state(model)
+    arrange(model, platform)
+    assert jax.tree.all(jax.tree.map(lambda a, b: (a == b).all(), before, nnx.state(model)))
+
+
+def test_other_parameters_are_left_alone():
+    model = Model()
+    before = model.other[...]
+    arrange(model, "cpu")
+    assert model.other[...] is before
