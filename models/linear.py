@@ -24,7 +24,8 @@ So: `[out, in]`, and bfloat16 is padded to four rows (one row falls back to a sc
 computed with the matrix on the left. What that gives is [V, N]: a consumer that reduces `logits.T` over its
 first axis gets it as it is (bfloat16, 8 rows, with the largest found: 1.4 times faster), one that wants rows
 pays for the transposition, which makes it the same as x[V,D]^T. Float32 is faster still in panels
-(`models.panels`); bfloat16 is not, its products there are in float32. An engine stores matrices so (`arrange`).
+(`models.panels`); bfloat16 is not: its products there are in float32. An engine stores matrices so
+(`arrange`).
 """
 
 import jax

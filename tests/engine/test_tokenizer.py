@@ -126,7 +126,7 @@ class Undecided:
 
 
 def test_a_stream_holds_back_only_so_many_tokens():
-    stream = StreamDecoder(Undecided())
+    stream = StreamDecoder(Undecided())  # pyright: ignore[reportArgumentType]
     for token in range(1000):
         stream.push(token)
         assert len(stream._ids) <= 2 * MOST_HELD_TOKENS
