@@ -23,18 +23,20 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 from gpu_static import check_gpu  # noqa: E402
-from kernel_cases import CASES, build  # noqa: E402
+from kernel_cases import CASES, Case, build  # noqa: E402
+from recurrent_cases import RECURRENT_CASES, RecurrentCase  # noqa: E402
 
 from pallas_kernels.aot import TPU_TOPOLOGIES, compile_for_tpu  # noqa: E402
 from pallas_kernels.aot_gpu import GPU_CHIPS  # noqa: E402
 
+ALL_CASES: dict[str, Case | RecurrentCase] = {**CASES, **RECURRENT_CASES}
 COLUMNS = ("kernel", "shape", "chip", "alias MB", "temp MB", "us", "read MB", "bandwidth", "bound")
 
 
 def measure(name: str, chip: str, tool: str | None) -> dict[str, Any]:
     """One row: compiled memory and, with a tool, the static cost of the kernel."""
-    case = CASES[name]
-    built = build(case)
+    case = ALL_CASES[name]
+    built = case.build() if isinstance(case, RecurrentCase) else build(case)
     compiled = compile_for_tpu(built.function, built.arguments, chip=chip, donate=built.donate)
     memory = compiled.memory_analysis()
     if memory is None:
@@ -91,7 +93,7 @@ def main() -> int:
             parser.error("a GPU is compiled for alone")
         return check_gpu(args.chip[0], quick=args.quick, as_json=args.json)
 
-    names = [name for name, case in CASES.items() if case.quick or not args.quick]
+    names = [name for name, case in ALL_CASES.items() if case.quick or not args.quick]
     failed = False
     if not args.json:
         print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))
@@ -101,7 +103,12 @@ def main() -> int:
                 row = measure(name, chip, args.static_cost_tool)
             except Exception as error:  # whatever the compiler raises is this row's result
                 failed = True
-                row = {"kernel": CASES[name].kernel, "shape": name, "chip": chip, "note": str(error)[:300]}
+                row = {
+                    "kernel": ALL_CASES[name].kernel,
+                    "shape": name,
+                    "chip": chip,
+                    "note": str(error)[:300],
+                }
             if args.json:
                 print(json.dumps(row), flush=True)
                 continue

@@ -7,6 +7,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.recurrent import operations
 from pallas_kernels.recurrent.choice import Implementation
+from pallas_kernels.recurrent.tpu import matrices, selective
 from tests.pallas_kernels.recurrent.cases import (
     Sequence,
     check,
@@ -18,36 +19,63 @@ from tests.pallas_kernels.recurrent.cases import (
 )
 
 INTERPRET = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan")
-REGISTRIES = ("CAUSAL_CONV1D", "SELECTIVE_SCAN", "SSD", "GATED_DELTA_RULE")
 
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch):
-    """The kernels under the interpreter, through the public operations."""
-    for name in REGISTRIES:
+    """The kernels under the interpreter, through the public operations, with chunks of 16 tokens."""
+    for name in ("CAUSAL_CONV1D", "SELECTIVE_SCAN", "SSD", "GATED_DELTA_RULE"):
         known = getattr(operations, name)
         run, refuses = known["pallas_tpu"]
         changed = known | {"pallas_tpu": Implementation(partial(run, interpret=INTERPRET), refuses)}
         monkeypatch.setattr(operations, name, changed)
+    monkeypatch.setattr(matrices, "CHUNK", 16)
+    monkeypatch.setattr(selective, "CHUNK", 16)
 
 
-OPERATIONS = {
-    "conv": (convolution(256), {"page_rows": 8}),
-    "mamba1": (mamba1(1024, 4), {"page_rows": 16}),
-    "mamba2": (mamba2(4, 64, 16), {"page_rows": 8}),
-    "delta": (delta(1, 2, 16, 128), {"page_rows": 8}),
-}
+MIXED = [
+    Sequence(before=0, new=1, starts_from_zeros=True, checkpoints=(1,)),
+    Sequence(before=9, new=1, in_place=False),
+    Sequence(before=7, new=0, in_place=False),
+    Sequence(before=3, new=22, checkpoints=(5, 21)),
+]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("name", OPERATIONS)
-def test_a_mixed_step_with_checkpoints(name, dtype):
-    operation, sizes = OPERATIONS[name]
-    sequences = [
-        Sequence(before=0, new=1, starts_from_zeros=True, checkpoints=(1,)),
-        Sequence(before=9, new=1, in_place=False),
-        Sequence(before=7, new=0, in_place=False),
-        Sequence(before=3, new=70, checkpoints=(5, 67)),
-    ]
-    step = make_step(operation, sequences, dtype=dtype, spare_tokens=2, spare_rows=1, **sizes)
+@pytest.mark.parametrize(
+    ("operation", "dtype", "page_rows"),
+    [
+        (convolution(256), "bfloat16", 8),
+        (convolution(128, 3, bias=False, silu=False), "float32", 8),
+        (mamba1(1024, 4), "float32", 40),
+        (mamba1(1024, 2), "bfloat16", 16),
+        (mamba2(4, 64, 16), "float32", 16),
+        (mamba2(8, 64, 8, 2), "bfloat16", 16),
+        (mamba2(4, 32, 8, skip=False), "float32", 8),
+        (delta(1, 2, 16, 128), "float32", 16),
+        (delta(2, 2, 16, 128), "bfloat16", 16),
+    ],
+    ids=lambda value: value.name if hasattr(value, "name") else str(value),
+)
+def test_a_mixed_step_with_checkpoints(operation, dtype, page_rows):
+    step = make_step(operation, MIXED, dtype=dtype, page_rows=page_rows, spare_tokens=2, spare_rows=1)
     check(step, "pallas_tpu")
+
+
+@pytest.mark.parametrize("operation", [mamba1(2048, 2), mamba2(32, 64, 8)], ids=["mamba1", "mamba2"])
+def test_decodes_of_several_slabs(operation):
+    """More slabs than buffers, and a row of padding."""
+    sequences = [Sequence(before=4, new=1, in_place=row % 2 == 0) for row in range(3)]
+    step = make_step(operation, sequences, page_rows=64, spare_rows=1, decode_only=True)
+    check(step, "pallas_tpu")
+
+
+def test_keys_that_hardly_differ(monkeypatch):
+    """The hardest system of equations, at the size of a real chunk."""
+    monkeypatch.setattr(matrices, "CHUNK", 64)
+    check(
+        make_step(delta(1, 1, 8, 128, alike=True), [Sequence(before=0, new=64)], page_rows=16), "pallas_tpu"
+    )
+
+
+def test_a_step_without_anything_to_do():
+    check(make_step(delta(1, 1, 8, 128), [], page_rows=16, spare_rows=1, spare_tokens=3), "pallas_tpu")

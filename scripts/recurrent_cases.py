@@ -1,0 +1,121 @@
+"""The shapes at which `check_kernels.py` looks at the recurrent TPU kernels: published models' layers."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from kernel_cases import Built
+
+from pallas_kernels import RaggedBatch
+from pallas_kernels.recurrent import (
+    StateLayout,
+    StateTable,
+    causal_conv1d,
+    gated_delta_rule,
+    selective_scan,
+    ssd,
+)
+
+POOL_BYTES = 1 << 30
+PAGE_ROWS = 128
+
+
+def _shape(*sizes: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(sizes, dtype)
+
+
+def _ints(*sizes: int) -> jax.ShapeDtypeStruct:
+    return _shape(*sizes, dtype=jnp.int32)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A model's recurrent layer: `kernel` is "selective_scan", "ssd" or "gated_delta_rule".
+
+    conv, state: shapes of the state's two parts, the second in float32; key_heads: groups of Mamba 2.
+    """
+
+    kernel: str
+    conv: tuple[int, int]
+    state: tuple[int, ...]
+    key_heads: int = 0
+
+    def inputs(self, tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """What the operation computes from, bfloat16 but for steps and decays."""
+        if self.kernel == "selective_scan":
+            channels, size = self.state
+            per_token, x = _shape(tokens, size), _shape(tokens, channels)
+            dt, a = _shape(tokens, channels, dtype=jnp.float32), _shape(channels, size, dtype=jnp.float32)
+            return x, dt, a, per_token, per_token, _shape(channels, dtype=jnp.float32)
+        heads, head_size, size = self.state
+        key, value = _shape(tokens, self.key_heads, size), _shape(tokens, heads, head_size)
+        by_head, one = _shape(tokens, heads, dtype=jnp.float32), _shape(heads, dtype=jnp.float32)
+        if self.kernel == "ssd":
+            return value, by_head, one, key, key, one
+        return key, key, value, by_head, by_head
+
+
+LAYERS = {
+    "jamba-1.5-mini": Layer(kernel="selective_scan", conv=(8192, 3), state=(8192, 16)),
+    "nemotron-3-nano": Layer(kernel="ssd", conv=(6144, 3), state=(64, 64, 128), key_heads=8),
+    "granite-4.0-h-small": Layer(kernel="ssd", conv=(8448, 3), state=(128, 64, 128), key_heads=1),
+    "qwen3-next-80b": Layer(kernel="gated_delta_rule", conv=(8192, 3), state=(32, 128, 128), key_heads=16),
+}
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    "selective_scan": selective_scan,
+    "ssd": ssd,
+    "gated_delta_rule": gated_delta_rule,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecurrentCase:
+    """64 sequences with a token each, or (`prefill`) 2,048 tokens of up to 8 with two checkpoints each."""
+
+    kernel: str
+    layer: Layer
+    prefill: bool = False
+    quick: bool = False
+
+    def build(self) -> Built:
+        """The whole operation; its scalars are computed on the device."""
+        rows, tokens, kept = (8, 2048, 2) if self.prefill else (64, 64, 0)
+        layer = self.layer
+        layout = StateLayout(
+            shapes=(layer.conv, layer.state), dtypes=("bfloat16", "float32"), page_rows=PAGE_ROWS
+        )
+        spread = layout.num_pages
+        arrays: Any = (_ints(tokens), _ints(tokens), _ints(rows + 1), _ints(rows), _ints(), _ints())
+        batch = replace(RaggedBatch(*arrays), decode_only=not self.prefill)
+        blocks: Any = (_ints(rows, spread), _ints(rows, spread), _ints(rows, kept), _ints(rows, kept, spread))
+        table = StateTable(*blocks)
+        pages = _shape(POOL_BYTES // (PAGE_ROWS * 512), PAGE_ROWS, 128, dtype=jnp.uint32)
+        place: dict[str, Any] = {"layout": layout, "layer_slot": 0, "layer_slots": 1}
+        place["implementation"] = "pallas_tpu"
+        if self.kernel == "causal_conv1d":
+            channels, before = layer.conv
+            inputs = (_shape(tokens, channels), _shape(channels, before + 1), _shape(channels))
+            operation, place["part"], place["activation"] = causal_conv1d, 0, "silu"
+        else:
+            operation, place["part"] = _OPERATIONS[self.kernel], 1
+            inputs = layer.inputs(tokens)
+            if self.kernel == "gated_delta_rule":
+                place |= {"scale": layer.state[2] ** -0.5, "l2norm_eps": 1e-6}
+
+        def call(pages: Any, inputs: Any, batch: RaggedBatch, table: StateTable) -> Any:
+            return operation(*inputs, pages, batch, table, **place)
+
+        return Built(call, (pages, inputs, batch, table), 0)
+
+
+RECURRENT_CASES: dict[str, RecurrentCase] = {}
+for _model, _layer in LAYERS.items():
+    _decode = RecurrentCase(kernel=_layer.kernel, layer=_layer, quick=_model != "granite-4.0-h-small")
+    RECURRENT_CASES[f"{_model} decode"] = _decode
+    RECURRENT_CASES[f"{_model} prefill"] = replace(_decode, prefill=True, quick=False)
+for _prefill in (False, True):
+    RECURRENT_CASES[f"qwen3-next-80b conv {'prefill' if _prefill else 'decode'}"] = RecurrentCase(
+        kernel="causal_conv1d", layer=LAYERS["qwen3-next-80b"], prefill=_prefill, quick=not _prefill
+    )

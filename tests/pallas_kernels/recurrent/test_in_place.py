@@ -1,0 +1,79 @@
+"""The donated pool is updated where it lies: memory analysis of what is compiled, for a CPU and for TPUs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from pallas_kernels import RaggedBatch
+from pallas_kernels.aot import compile_for_tpu
+from pallas_kernels.recurrent import StateLayout, StateTable
+from tests.pallas_kernels.recurrent.cases import Operation, convolution, delta, make_step, mamba1, mamba2
+
+PAGE_ROWS, NUM_PAGES = 128, 2048
+POOL_BYTES = PAGE_ROWS * 512 * NUM_PAGES
+
+
+def compile_chain(
+    operation: Operation, implementation: str, *, chip: str | None, tokens: int, layers: int = 2
+):
+    """Layers one after the other, each with states of its own: compiled with a pool of 128 MiB."""
+    rows, kept = 4, 1
+    layout = StateLayout(shapes=(operation.shape,), dtypes=("float32",), page_rows=PAGE_ROWS)
+    step = make_step(operation, [], spare_tokens=tokens)
+
+    def chain(pages, inputs, batch, table):
+        out = None
+        for layer in range(layers):
+            out, pages = operation.run(
+                inputs,
+                operation.weights,
+                pages,
+                batch,
+                table,
+                layout=layout,
+                part=0,
+                layer_slot=layer * layout.num_pages,
+                layer_slots=layers * layout.num_pages,
+                implementation=implementation,
+            )
+        return pages, out
+
+    def ints(*shape: int) -> jax.Array:
+        return jnp.zeros(shape, jnp.int32)
+
+    table = StateTable(ints(rows, 1), ints(rows, 1), ints(rows, kept), ints(rows, kept, 1))
+    batch = RaggedBatch(ints(tokens), ints(tokens), ints(rows + 1), ints(rows), ints(), ints())
+    pages = jax.ShapeDtypeStruct((NUM_PAGES, PAGE_ROWS, 128), jnp.uint32)
+    arguments = (pages, step.tokens, batch, table)
+    if chip is not None:
+        return compile_for_tpu(chain, arguments, chip=chip, donate=0)
+    return jax.jit(chain, donate_argnums=0).lower(*arguments).compile()
+
+
+def check_in_place(compiled) -> None:
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == POOL_BYTES
+    assert memory.temp_size_in_bytes < POOL_BYTES / 8
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [convolution(1024), mamba1(1024, 16), mamba2(16, 64, 128), delta(4, 8, 128, 128)],
+    ids=lambda operation: operation.name,
+)
+def test_two_layers_on_a_cpu(operation):
+    check_in_place(compile_chain(operation, "xla", chip=None, tokens=32))
+
+
+@pytest.mark.parametrize(
+    ("operation", "chip"),
+    [
+        (convolution(1024), "v5e"),
+        (mamba1(1024, 16), "tpu7x"),
+        (mamba2(4, 64, 128), "v6e"),
+        (delta(1, 2, 128, 128), "v5e"),
+    ],
+    ids=["conv, v5e", "mamba1, tpu7x", "mamba2, v6e", "delta, v5e"],
+)
+def test_one_layer_compiled_for_a_tpu(operation, chip):
+    check_in_place(compile_chain(operation, "pallas_tpu", chip=chip, tokens=64, layers=1))
