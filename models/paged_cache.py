@@ -105,6 +105,7 @@ class PagedCache:
             "layout": place.layout,
             "layer_slot": place.slot,
             "layer_slots": self.layout.layer_slots,
+            "implementation": self.layout.implementation,
         }
         pages = write_kv(self.pages, k, v, self.batch, table, **where)
         out = paged_attention(
@@ -115,7 +116,6 @@ class PagedCache:
             scale=scale,
             sliding_window=sliding_window,
             softcap=softcap,
-            implementation=self.layout.implementation,
             **where,
         )
         return out, dataclasses.replace(self, pages=pages)
