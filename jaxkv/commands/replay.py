@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxkv.commands.plan import add_machine, add_serving
-from jaxkv.commands.plan_inputs import inputs_of
+from jaxkv.commands.plan_inputs import DEFAULT_MEMORY, inputs_of
 from jaxkv.errors import JaxkvError
 from jaxkv.eviction import DEFAULT_POLICY, POLICIES
 from jaxkv.lab.flops import model_cost
@@ -42,6 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--json", metavar="FILE", help="write the report; - for standard output")
     group.add_argument("--html", metavar="FILE", help="write a page with drawings")
+    group.add_argument(
+        "--engine",
+        action="store_true",
+        help="serve the trace with the real model as well, and compare the counters",
+    )
     group.add_argument("--verify", metavar="REPORT", help="replay as a report says and compare the digests")
 
 
@@ -90,9 +95,13 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 1 where --verify finds other decisions, 130 after Ctrl-C: what was measured is printed then."""
+    """Returns 1 where --verify or --engine finds other decisions, 130 after Ctrl-C: what was measured is
+    printed then.
+    """
     if args.verify is not None:
         return _verify(args.verify)
+    if args.engine:
+        return _check_engine(args)
     load = _loader(args)
     reports = _run(args, load)
     failed = [report for report in reports if "error" in report]
@@ -255,7 +264,7 @@ def _job(args: argparse.Namespace, trace: Trace, sweep: str | None) -> Job:
     )
 
 
-_NOT_ASKED = ("command", "json", "html", "verify", "sweep", "jobs")
+_NOT_ASKED = ("command", "json", "html", "verify", "engine", "sweep", "jobs")
 
 
 def _retention(text: str) -> int | None:
@@ -264,6 +273,53 @@ def _retention(text: str) -> int | None:
     if text.isdecimal():
         return int(text)
     raise JaxkvError(f"--retention must be sparse, dense or a number of tokens, got {text!r}")
+
+
+# Checking against the engine
+
+
+def _check_engine(args: argparse.Namespace) -> int:
+    """Prints the counters of both; 1 where they differ."""
+    if args.model is None:
+        raise JaxkvError("--engine needs --model MODEL, with weights")
+    if args.sweep is not None or args.blocks is not None or args.fits is not None or args.infinite:
+        raise JaxkvError("--engine takes --memory; not --sweep, --blocks, --fits or --infinite")
+    load = _loader(args)
+    try:
+        from jaxkv.engine.llm import LLM
+        from jaxkv.engine.trace_check import check_trace
+    except ModuleNotFoundError as error:
+        raise JaxkvError(
+            f"--engine needs {error.name}, which is not installed: pip install 'jaxkv[engine]'"
+        ) from None
+    llm = LLM(
+        args.model,
+        max_model_len=args.max_model_len,
+        max_num_seqs=args.max_num_seqs,
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        memory=DEFAULT_MEMORY if args.memory is None else args.memory,
+        block_size=args.block_size or GENERATED_BLOCK,
+        policy=args.policy,
+        progress=True,
+    )
+    checked = check_trace(llm, load(), args.clock)
+    if args.json is not None:
+        text = json.dumps({"engine": checked.engine, "simulated": checked.simulated}, indent=1)
+        if args.json == "-":
+            print(text)
+        else:
+            _write("--json", args.json, text + "\n")
+    if args.json != "-":
+        print(f"{'':24}{'engine':>15}{'replay':>15}")
+        for name, value in checked.engine.items():
+            other = checked.simulated[name]
+            if isinstance(value, list):
+                equal = sum(a == b for a, b in zip(value, other, strict=True))
+                print(f"{name:24}{f'{equal:,} of {len(value):,} are equal':>30}")
+            else:
+                print(f"{name:24}{value:>15,}{other:>15,}")
+        print("equal" if not checked.differing else f"different: {', '.join(checked.differing)}")
+    return 1 if checked.differing else 0
 
 
 # Checking a report

@@ -49,14 +49,14 @@ class Recorder:
     """A cache's observer. `attach` it to the cache before the first request.
 
     evicted: by manager, units that lost content which the retention policy wanted (True) or did not.
-    manager_groups: the first group of each manager. hit_tokens: of every request, in order of admission.
+    manager_groups: the first group of each manager. hits_by_serial: tokens, by request.
     """
 
     def __init__(self, cost: ModelCost | None) -> None:
         self.counts = HitCounts()
         self.evicted: Counter[tuple[int, bool]] = Counter()
         self.manager_groups: tuple[int, ...] = ()
-        self.hit_tokens: list[int] = []
+        self.hits_by_serial: dict[int, int] = {}
         self._cost = cost
         self._digest = hashlib.sha256()
         self._losses = LossFinder()
@@ -121,7 +121,7 @@ class Recorder:
         shared = max(hit.num_tokens, min(num_known * content.unit(hasher), num_tokens))
         possible = min(shared, num_tokens - 1) // cache.chunk_alignment * cache.chunk_alignment
         possible = max(possible, hit.num_tokens)
-        self.hit_tokens.append(hit.num_tokens)
+        self.hits_by_serial[request.serial] = hit.num_tokens
         counts.requests += 1
         counts.queries += num_tokens
         counts.hits += hit.num_tokens

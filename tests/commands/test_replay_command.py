@@ -91,6 +91,7 @@ def test_an_interrupt_prints_what_was_measured(
         ([*MADE_UP, "--sweep", "seed=1:2"], "--sweep 'seed=1:2' is not NAME=VALUE:VALUE"),
         ([*MADE_UP, "--sweep", "blocks=x"], "--sweep blocks=x: 'x' is not a number"),
         ([*MADE_UP, "--requests", "0"], "--requests must be at least 1, got 0"),
+        ([*MADE_UP, "--engine", "--fits", "1"], "--engine takes --memory; not --sweep, --blocks, --fits"),
         (["--verify", "/nonexistent"], "cannot read the report /nonexistent"),
         (["--trace", "/nonexistent", "--model", MODEL], "cannot read the trace /nonexistent"),
     ],
