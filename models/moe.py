@@ -99,6 +99,7 @@ def _by_tiles(rows: jax.Array, counts: jax.Array, gate_up: jax.Array, down: jax.
     first_row = jnp.cumsum(counts) - counts
     tiles = -(-counts // size)
     last_tile = jnp.cumsum(tiles)
+    padded = jnp.pad(rows, ((0, size), (0, 0)))
 
     def tile(index: jax.Array, out: jax.Array) -> jax.Array:
         expert = jnp.searchsorted(last_tile, index, side="right")
@@ -108,7 +109,6 @@ def _by_tiles(rows: jax.Array, counts: jax.Array, gate_up: jax.Array, down: jax.
         result = _times(jax.nn.silu(gate) * up, down[expert])
         return jax.lax.dynamic_update_slice_in_dim(out, result, start, axis=0)
 
-    padded = jnp.pad(rows, ((0, size), (0, 0)))
     return jax.lax.fori_loop(0, last_tile[-1], tile, jnp.zeros_like(padded))[: len(rows)]
 
 

@@ -56,18 +56,21 @@ def check_written_states(cache_manager: KVCacheManager, output: SchedulerOutput)
     others, is one that this very step completes.
     """
     pool, step = cache_manager.pool, cache_manager.clock.step
+    rows, computed = output.rows.astype(np.intp), output.num_computed.astype(np.int64)
     for manager in cache_manager.managers:
         if not isinstance(manager, MambaManager):
             continue
-        written = manager.step_units(output.rows.astype(np.intp), output.num_computed.astype(np.int64)).write
+        inside = manager.step_checkpoints(rows, computed)
+        written = np.concatenate([manager.step_units(rows, computed).write, inside.leaders])
         known = (pool.cached_by[written] != NOT_CACHED) & (pool.ready_step[written] <= step)
         wrong = known | (pool.refs[written] != 1)
         if wrong.any():
-            row = int(np.argmax(wrong))
+            index = int(np.argmax(wrong))
+            row = np.concatenate([np.arange(len(rows)), inside.indices])[index]
             raise JaxkvError(
-                f"request {output.request_ids[row]!r} must not write the state in block {written[row]} of "
-                f"group {manager.group_ids[0]}: it has {pool.refs[written[row]]} holders and is "
-                f"{'' if known[row] else 'not '}cached; a state is written by its only holder before it is "
+                f"request {output.request_ids[row]!r} must not write the state in block {written[index]} of "
+                f"group {manager.group_ids[0]}: it has {pool.refs[written[index]]} holders and is "
+                f"{'' if known[index] else 'not '}cached; a state is written by its only holder before it is "
                 "cached"
             )
 

@@ -34,8 +34,10 @@ class Step(NamedTuple):
 
 
 def second_step(prompt: int = 10, *, first_chunk: int = 6) -> Step:
-    """A request of `prompt` tokens after its first chunk; states stand on blocks of 4 tokens."""
-    cache = make_cache([full(), mamba()], blocks_per_state=2)
+    """A request of `prompt` tokens after its first chunk; states stand on blocks of 4 tokens, and at one
+    boundary inside a chunk.
+    """
+    cache = make_cache([full(), mamba(num_prefill_checkpoint_blocks=1)], blocks_per_state=2)
     scheduler = Scheduler(
         cache.plan, cache, SchedulerConfig(max_num_seqs=1, max_num_batched_tokens=first_chunk)
     )
@@ -84,6 +86,16 @@ def test_a_state_that_others_may_resume_from_is_never_written():
     assert step.table().read[0, 0] != step.table().write[0, 0]
     step.manager.current[0] = step.manager.previous[0]
     with pytest.raises(JaxkvError, match=r"'a' must not write the state in block .* is cached"):
+        step.check()
+
+
+def test_a_state_left_inside_a_chunk_is_written_by_its_holder_alone():
+    step = second_step(prompt=30, first_chunk=16)
+    [position] = step.table().checkpoint_lens[0].tolist()
+    assert position == 28
+    inside = step.manager.step_checkpoints(np.array([0]), np.array([16])).leaders
+    step.cache.pool.touch(step.manager.number, inside)
+    with pytest.raises(JaxkvError, match=f"in block {inside[0]} of group 1: it has 2 holders"):
         step.check()
 
 
