@@ -224,14 +224,21 @@ class KVCacheManager:
         """
         self.upkeep.rewind(rows, num_tokens)
 
-    def count_decodes(
-        self, rows: NDArray[np.integer], num_tokens_after: NDArray[np.integer], num_steps: int
-    ) -> None:
-        """The last of `num_steps` steps in each of which `allocate_decodes` found room for all rows."""
-        self.clock.step += num_steps
+    def count_decodes(self, rows: NDArray[np.integer], computed: NDArray[np.int64], most: int) -> int:
+        """Does up to `most` steps of `allocate_decodes` for rows of so many computed tokens, if no row can be
+        left without a block: all those up to the next one in which a row takes a block, or that one.
+        Returns how many.
+        """
+        lookahead = self.plan.limits.num_lookahead_tokens
+        room = int((self.rows.capacity[rows] - computed).min()) - lookahead
+        steps = min(most, max(1, room))
+        if room <= 0 and self.pool.num_free < len(rows) * sum(m.width for m in self.managers):
+            return 0
+        self.clock.step += steps
         self.copies.release_sources()
-        self.rows.position[rows] = num_tokens_after - 1
-        allocate_decodes(self, rows, num_tokens_after, 0)
+        self.rows.position[rows] = computed + (steps - 1)
+        allocate_decodes(self, rows, computed + steps, lookahead)
+        return steps
 
     def record_admission(self, request: CacheRequest, hit: PrefixHit, parts: Sequence[HitPart]) -> None:
         """Counts the look-up of a request that has just got its first blocks, and tells who wants to know.

@@ -118,6 +118,8 @@ class _Run:
         self._scheduler = Scheduler(plan, self._cache, config, table=CountingTable(most, 1))
         self._hashes = HashCache(plan.hash_block_size)
         self._next = 0
+        # When the clock last went on without a step, and after how many steps.
+        self._idle_until, self._idle_step = 0.0, 0
         self._sample_every = max(1, len(trace.requests) // MOST_SAMPLES)
         self.result = Replay(plan, settings, recorder, len(trace.requests))
 
@@ -157,7 +159,7 @@ class _Run:
         result.num_steps += steps
         result.running_sum += steps * running
         result.most_running = max(result.most_running, running if steps else 0)
-        result.seconds += steps * self._settings.step_seconds
+        result.seconds = self._seconds_after(result.num_steps)
 
     def _arrive(self) -> None:
         """Hands the scheduler what has arrived by now; where nothing runs, the clock goes on to what does."""
@@ -168,8 +170,9 @@ class _Run:
             if clock == "sequential" and not idle:
                 return
             if clock == "trace":
-                if idle:
-                    self.result.seconds = max(self.result.seconds, arrival)
+                if idle and arrival > self.result.seconds:
+                    self.result.seconds = arrival
+                    self._idle_until, self._idle_step = arrival, self.result.num_steps
                 if arrival > self.result.seconds:
                     return
             self._add(self._next)
@@ -185,8 +188,17 @@ class _Run:
     def _steps_to_next_arrival(self) -> int:
         if self._settings.clock != "trace" or self._next == len(self._trace.requests):
             return 2**31
-        wait = self._trace.requests[self._next].arrival - self.result.seconds
-        return max(0, int(np.ceil(wait / self._settings.step_seconds)))
+        arrival, num_steps = self._trace.requests[self._next].arrival, self.result.num_steps
+        wait = int((arrival - self.result.seconds) / self._settings.step_seconds)
+        # The quotient may be off by a rounding.
+        wait = max(0, wait - 1)
+        while self._seconds_after(num_steps + wait) < arrival:
+            wait += 1
+        return wait
+
+    def _seconds_after(self, num_steps: int) -> float:
+        """The clock after so many steps: the same however they are counted."""
+        return self._idle_until + (num_steps - self._idle_step) * self._settings.step_seconds
 
     def _sample(self, num_free: int, num_plain: int) -> None:
         """The pool before a request gave up its blocks, as the accounts stood: they are not brought up to

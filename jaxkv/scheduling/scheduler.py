@@ -282,39 +282,40 @@ class Scheduler:
         return StepResult.joined(parts)
 
     def count_decodes(self, most: int) -> int:
-        """Counts up to `most` steps as scheduled and done in which nothing is decided: every running row
-        decodes one token, for which it has room, and none ends. Returns how many, often 0.
+        """Counts up to `most` steps as scheduled and done in which the scheduler has nothing to decide: every
+        running row decodes one token, for which there is surely room, and none ends. Returns how many.
 
         For simulations, which need no tokens: their ids are not known, and no row may look for end tokens.
         The steps are those that `schedule` and `update_from_output` would do one by one.
         """
-        rows = self._life.running.rows
+        rows, table = self._life.running.rows, self.table
         full = len(rows) >= self.config.max_num_seqs
         if self._in_flight or not len(rows) or (len(self._life) > len(rows) and not full):
             return 0
-        table = self.table
         if (
             self.config.max_num_batched_tokens < len(rows)
             or (table.prefilling[rows] | (table.num_drafts[rows] > 0)).any()
         ):
             return 0
-        computed = table.num_computed[rows]
-        room = self.cache_manager.rows.capacity[rows] - computed - self.plan.limits.num_lookahead_tokens
         # The step that gives the last token ends the request.
-        left = table.max_total[rows] - table.num_tokens[rows] - 1
-        steps = min(most, int(room.min()), int(left.min()))
-        if steps <= 0:
-            return 0
-        after = computed + steps
-        self.cache_manager.count_decodes(rows, after, steps)
-        table.num_tokens[rows] += steps
-        table.num_computed[rows] = after
-        self._next_step += steps
-        table.last_step[rows] = self._next_step - 1
-        self._num_generated_tokens += steps * len(rows)
-        self._life.scheduled_step = self._next_step - 1
-        self._life.settle(self._next_step - 1)
-        return steps
+        most = min(most, int((table.max_total[rows] - table.num_tokens[rows]).min()) - 1)
+        first_step = self._next_step
+        while self._next_step - first_step < most:
+            steps = self.cache_manager.count_decodes(
+                rows, table.num_computed[rows], most - (self._next_step - first_step)
+            )
+            if not steps:
+                break
+            table.num_tokens[rows] += steps
+            table.num_computed[rows] += steps
+            self._next_step += steps
+        steps = self._next_step - first_step
+        if steps:
+            table.last_step[rows] = self._next_step - 1
+            self._num_generated_tokens += steps * len(rows)
+            self._life.scheduled_step = self._next_step - 1
+            self._life.settle(self._next_step - 1)
+        return max(0, steps)
 
     def _end_rows(
         self, rows: NDArray[np.int32], stopped: NDArray[np.bool_], ended: NDArray[np.bool_]
