@@ -1,12 +1,16 @@
 """The command `jaxkv`: finds the subcommand, runs it, turns bad input into exit code 2."""
 
 import argparse
+import contextlib
 import importlib
 import os
 import sys
 from collections.abc import Sequence
+from typing import NoReturn
 
 from jaxkv.errors import JaxkvError
+
+INTERRUPTED = 130
 
 # A module of jaxkv.commands each, with `add_arguments(parser)` and `run(args) -> int`. They are imported when
 # asked for, so that `jaxkv plan` works where jax is not installed.
@@ -33,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     except KeyboardInterrupt:
         print("jaxkv: interrupted", file=sys.stderr)
-        return 130
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader (`| head`) has gone. Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -52,5 +56,16 @@ def _run(argv: list[str]) -> int:
     return importlib.import_module(f"jaxkv.commands.{args.command}").run(args)
 
 
+def command() -> NoReturn:
+    """The installed command: `main`, except that an interrupted one ends at once. A compilation under way
+    cannot be stopped, and Python would wait for its thread."""
+    code = main()
+    if code == INTERRUPTED:
+        with contextlib.suppress(BrokenPipeError):
+            sys.stdout.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

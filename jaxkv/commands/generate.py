@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from jaxkv.cli import INTERRUPTED
 from jaxkv.errors import JaxkvError
 from jaxkv.memory_size import parse_memory_size
 from jaxkv.unicode_text import check_unicode
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from jaxkv.engine.llm import LLM
     from jaxkv.engine.outputs import RequestDelta, RequestOutput
     from jaxkv.engine.sampling_params import SamplingParams
-
-INTERRUPTED = 130
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,9 @@ from jaxkv.checks import check_int
 from jaxkv.errors import JaxkvError
 
 SMALLEST_PREFILL = 16
-PREFILL_GROWTH = 4
+GROWTH = 4
+"""From one size to the next. A step padded to four times its rows takes little longer (a decode reads all
+weights anyway), while every size takes seconds to compile."""
 MAX_STEP_TOKENS = 2**20
 """Tokens of the largest step: the host keeps rows, and the device activations, for all of them."""
 
@@ -40,8 +42,8 @@ def make_buckets(
     decode_seqs: Sequence[int] | None = None,
     prefill_tokens: Sequence[int] | None = None,
 ) -> tuple[Bucket, ...]:
-    """The shapes of an engine: decodes of powers of two of sequences, then steps with prefill chunks, growing
-    by `PREFILL_GROWTH`; each kind ascending and ending at the maximum.
+    """The shapes of an engine: decodes of 1, 4, 16, ... sequences, then steps with prefill chunks; each kind
+    ascending, growing by `GROWTH` and ending at the maximum.
 
     decode_seqs, prefill_tokens: sizes to use instead; the maximum is added where it is missing.
     """
@@ -53,9 +55,9 @@ def make_buckets(
             f"({max_num_seqs}): a step decodes one token of each running request"
         )
     if decode_seqs is None:
-        decode_seqs = _growing(1, 2, max_num_seqs)
+        decode_seqs = _growing(1, GROWTH, max_num_seqs)
     if prefill_tokens is None:
-        prefill_tokens = _growing(SMALLEST_PREFILL, PREFILL_GROWTH, max_num_batched_tokens)
+        prefill_tokens = _growing(SMALLEST_PREFILL, GROWTH, max_num_batched_tokens)
     decodes = _sizes("decode bucket", decode_seqs, max_num_seqs)
     prefills = _sizes("prefill bucket", prefill_tokens, max_num_batched_tokens)
     return (

@@ -4,8 +4,9 @@ One function for every bucket, compiled ahead for each (`CompiledSteps`). Nothin
 while serving.
 """
 
-import time
+import os
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -114,20 +115,29 @@ class CompiledSteps:
         self.function = function
         self.shapes: Mapping[Bucket, StepShape] = {shape.bucket: shape for shape in shapes}
         self._compiled: dict[Bucket, Callable[..., StepOutputs]] = {}
-        self.compile_seconds: dict[Bucket, float] = {}
 
     def compile(
         self, weights: Weights, pages: jax.Array, on_done: Callable[[Bucket], None] = lambda bucket: None
     ) -> None:
-        """Compiles every bucket, calling `on_done` after each. Runs nothing."""
+        """Compiles every bucket, as many at once as there are cores; `on_done` is called after each. Runs
+        nothing.
+
+        An exception (Ctrl-C) is raised at once; what is being compiled goes on unseen until it is done.
+        """
         jitted = jax.jit(self.function.step, static_argnames="shape", donate_argnums=1)
         previous = jax.ShapeDtypeStruct((self.function.max_num_seqs,), jnp.int32)
-        for bucket, shape in self.shapes.items():
-            start = time.perf_counter()
-            words = jax.ShapeDtypeStruct((shape.num_words,), jnp.int32)
-            self._compiled[bucket] = jitted.lower(weights, pages, previous, words, shape=shape).compile()
-            self.compile_seconds[bucket] = time.perf_counter() - start
-            on_done(bucket)
+        workers = ThreadPoolExecutor(os.cpu_count(), "compile")
+        try:
+            buckets: dict[Future[Callable[..., StepOutputs]], Bucket] = {}
+            for bucket, shape in self.shapes.items():
+                words = jax.ShapeDtypeStruct((shape.num_words,), jnp.int32)
+                lowered = jitted.lower(weights, pages, previous, words, shape=shape)
+                buckets[workers.submit(lowered.compile)] = bucket
+            for done in as_completed(buckets):
+                self._compiled[buckets[done]] = done.result()
+                on_done(buckets[done])
+        finally:
+            workers.shutdown(wait=False, cancel_futures=True)
 
     def run(
         self, bucket: Bucket, weights: Weights, pages: jax.Array, previous: jax.Array, words: Any

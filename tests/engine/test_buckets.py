@@ -4,9 +4,9 @@ from jaxkv.engine.buckets import Bucket, make_buckets, pick_bucket
 from jaxkv.errors import JaxkvError
 
 
-def test_buckets_are_powers_of_two_for_decodes_and_of_four_for_prefill():
+def test_buckets_grow_by_four_up_to_the_maximum():
     buckets = make_buckets(max_num_seqs=6, max_num_batched_tokens=300)
-    assert [b.num_seqs for b in buckets if b.decode_only] == [1, 2, 4, 6]
+    assert [b.num_seqs for b in buckets if b.decode_only] == [1, 4, 6]
     assert [b for b in buckets if not b.decode_only] == [
         (16, 6, False),
         (64, 6, False),

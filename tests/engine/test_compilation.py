@@ -8,6 +8,7 @@ from jaxkv.engine.buckets import Bucket
 from jaxkv.engine.engine import Prompt
 from jaxkv.engine.sampling_params import SamplingParams
 from jaxkv.engine.step import CompiledSteps
+from jaxkv.engine.step_inputs import StepShape
 from tests.engine.serving import answers, run_to_end
 
 
@@ -54,3 +55,28 @@ def test_a_step_of_a_shape_that_was_not_compiled_is_refused(bench):
     steps = CompiledSteps(bench.runner.steps.function, [])
     with pytest.raises(JaxkvError, match="1 decodes is not compiled"):
         steps.run(Bucket(1, 1, True), (), bench.runner.pages, bench.runner.pages, None)
+
+
+class Trivial:
+    """A step that only hands the pool on."""
+
+    max_num_seqs = 1
+
+    def step(self, weights, pages, previous, words, *, shape):
+        return pages
+
+
+def test_an_interrupt_while_compiling_is_raised_at_once():
+    shapes = [StepShape(Bucket(n, n, True), ()) for n in (1, 2, 3, 4)]
+    steps = CompiledSteps(Trivial(), shapes)  # pyright: ignore[reportArgumentType]
+    seen = []
+
+    def interrupt(bucket):
+        seen.append(bucket)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        steps.compile((), jax.numpy.zeros(1), interrupt)
+    assert len(seen) == 1
+    steps.compile((), jax.numpy.zeros(1), seen.append)
+    assert set(seen[1:]) == {shape.bucket for shape in shapes}

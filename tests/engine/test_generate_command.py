@@ -157,3 +157,12 @@ def test_where_jax_is_missing_the_extra_to_install_is_named():
     )
     assert done.returncode == 2
     assert "jaxkv[engine]" in done.stderr
+
+
+def test_an_interrupted_command_does_not_wait_for_what_still_compiles():
+    done = run_alone(
+        "import threading, time; from jaxkv import cli; cli.main = lambda: cli.INTERRUPTED\n"
+        "threading.Thread(target=time.sleep, args=(3600,)).start()\n"
+        "print('what there was', end=''); cli.command()"
+    )
+    assert (done.returncode, done.stdout) == (130, "what there was")
