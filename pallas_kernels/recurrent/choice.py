@@ -11,7 +11,7 @@ from pallas_kernels.recurrent.state_place import StatePlace
 
 logger = logging.getLogger(__name__)
 
-_FIRST_CHOICE = {"tpu": "pallas_tpu"}
+_FIRST_CHOICE = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"}
 _FALLBACK = "xla"
 _already_said: set[str] = set()
 
@@ -36,8 +36,9 @@ def choose(
 ) -> Callable[..., StepResult]:
     """The implementation called `name`, or the platform's first choice if it serves the state.
 
-    One that does not serve it falls back to "xla" and is logged once. Raises ValueError for an unknown name,
-    and for a state that the implementation asked for by name does not serve.
+    One that does not serve it falls back to "xla" and is logged once. An operation without a kernel for the
+    platform is computed by "xla". Raises ValueError for an unknown name, and for a state that the
+    implementation asked for by name does not serve.
     """
     if name is not None:
         if name not in known:
@@ -47,6 +48,8 @@ def choose(
             raise ValueError(f"implementation {name!r} does not serve {place.layout}: {reason}")
         return known[name].run
     first = _FIRST_CHOICE.get(jax.default_backend(), _FALLBACK)
+    if first not in known:
+        return known[_FALLBACK].run
     reason = known[first].refuses(place, key_heads)
     if reason is None:
         return known[first].run

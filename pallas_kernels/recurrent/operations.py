@@ -7,8 +7,8 @@ sequence starts from the state in `table.read`, ends in `table.write`, and leave
 of the blocks are left as they are, so a layer calls one operation for each part of its state.
 
 Computation is in float32, states are rounded to the part's dtype where they are stored; outputs have the
-dtype of the first argument. `implementation` is "reference", "xla" or "pallas_tpu" (None: the platform's).
-All raise ValueError where shapes disagree.
+dtype of the first argument. `implementation` is "reference", "xla", "pallas_tpu" or, but for convolutions,
+"pallas_gpu" (None: the platform's). All raise ValueError where shapes disagree.
 """
 
 import jax
@@ -17,6 +17,8 @@ import jax.numpy as jnp
 from pallas_kernels.batch import RaggedBatch
 from pallas_kernels.layout import LANES
 from pallas_kernels.recurrent.choice import Implementation, choose
+from pallas_kernels.recurrent.gpu.decode import gated_delta_rule_gpu, selective_scan_gpu, ssd_gpu
+from pallas_kernels.recurrent.gpu.support import refuses_lines
 from pallas_kernels.recurrent.inputs import DeltaInputs, SelectiveInputs, SsdInputs
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.reference import (
@@ -51,16 +53,19 @@ SELECTIVE_SCAN = {
     "reference": Implementation(selective_scan_reference),
     "xla": Implementation(selective_scan_xla),
     "pallas_tpu": Implementation(selective_scan_tpu, refuses_selective),
+    "pallas_gpu": Implementation(selective_scan_gpu, refuses_lines),
 }
 SSD = {
     "reference": Implementation(ssd_reference),
     "xla": Implementation(ssd_xla),
     "pallas_tpu": Implementation(ssd_tpu, refuses_matrices),
+    "pallas_gpu": Implementation(ssd_gpu, refuses_lines),
 }
 GATED_DELTA_RULE = {
     "reference": Implementation(gated_delta_rule_reference),
     "xla": Implementation(gated_delta_rule_xla),
     "pallas_tpu": Implementation(gated_delta_rule_tpu, refuses_delta),
+    "pallas_gpu": Implementation(gated_delta_rule_gpu, refuses_lines),
 }
 
 

@@ -1,0 +1,1 @@
+"""Pallas GPU kernels (Mosaic GPU) of the recurrent operations: steps of decodes, states in place."""
