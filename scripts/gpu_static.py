@@ -2,34 +2,42 @@
 
 import json
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
-from device_cases import attention_operation
+from device_cases import RECURRENT_CASES, Operation, attention_operation, recurrent_operation
 from kernel_cases import CASES
 
 from pallas_kernels.aot_gpu import compile_for_gpu, gpu_mesh
 
 GPU_COLUMNS = ("kernel", "shape", "chip", "alias MB", "temp MB", "registers", "spilled", "shared KB")
+Cases = dict[tuple[str, str], Callable[[], Operation]]
 
 
-def measure_gpu(name: str, chip: str) -> dict[str, Any]:
+def gpu_cases(*, quick: bool) -> Cases:
+    """By kernel and shape, what the GPU kernels serve: attention, writes, recurrent decodes."""
+    made: Cases = {
+        (case.kernel, name): partial(attention_operation, case)
+        for name, case in CASES.items()
+        if case.quick or not quick
+    }
+    decodes = {key: case for key, case in RECURRENT_CASES.items() if case.new == 1 and case.kernel != "conv"}
+    return made | {key: partial(recurrent_operation, case) for key, case in decodes.items()}
+
+
+def measure_gpu(operation: Operation, chip: str) -> dict[str, Any]:
     """One row: compiled memory; registers, bytes spilled and shared memory of each kernel that was new.
 
     A spill is said in `note`.
     """
-    case = CASES[name]
-    operation = attention_operation(case)
     arguments = (operation.x, operation.rest, jax.eval_shape(operation.make_pool))
     built = compile_for_gpu(partial(operation.call, "pallas_gpu"), arguments, chip=chip, donate=2)
     memory = built.compiled.memory_analysis()
     if memory is None:
         raise RuntimeError("the compiler gave no memory analysis")
     row: dict[str, Any] = {
-        "kernel": case.kernel,
-        "shape": name,
-        "chip": chip,
         "alias MB": round(memory.alias_size_in_bytes / 1e6, 1),
         "temp MB": round(memory.temp_size_in_bytes / 1e6, 2),
         "registers": ", ".join(str(kernel.registers) for kernel in built.kernels),
@@ -51,18 +59,17 @@ def check_gpu(chip: str, *, quick: bool, as_json: bool) -> int:
     if not as_json:
         print("| " + " | ".join(GPU_COLUMNS) + " |\n|" + "---|" * len(GPU_COLUMNS))
     failed = False
-    for name, case in CASES.items():
-        if quick and not case.quick:
-            continue
+    for (kernel, shape), make in gpu_cases(quick=quick).items():
+        row: dict[str, Any] = {"kernel": kernel, "shape": shape, "chip": chip}
         try:
-            row = measure_gpu(name, chip)
+            row |= measure_gpu(make(), chip)
         except Exception as error:  # whatever the compiler raises is this row's result
-            row = {"kernel": case.kernel, "shape": name, "chip": chip, "note": str(error)[:300]}
+            row["note"] = str(error)[:300]
         failed |= "note" in row
         if as_json:
             print(json.dumps(row), flush=True)
             continue
         print("| " + " | ".join(str(row.get(c, "")) for c in GPU_COLUMNS) + " |", flush=True)
         if "note" in row:
-            print(f"  {name} on {chip}: {row['note']}", file=sys.stderr)
+            print(f"  {shape} on {chip}: {row['note']}", file=sys.stderr)
     return int(failed)
