@@ -12,7 +12,7 @@ from flax import nnx
 
 from jaxkv.specs import MambaSpec
 from models.causal_lm import layer_name
-from models.linear import linear
+from models.linear import Matrix, linear
 from models.norms import RMSNorm
 from models.paged_cache import CacheStep, PagedCache
 from models.sizes import DeltaNetSizes
@@ -55,7 +55,7 @@ class GatedDeltaNet(nnx.Module):
         self.decay_bias = nnx.Param(jnp.zeros((sizes.num_value_heads,), jnp.float32))
         self.log_decay = nnx.Param(jnp.zeros((sizes.num_value_heads,), jnp.float32))
         self.norm = RMSNorm(sizes.value_head_size, eps)
-        self.output = nnx.Param(jnp.zeros((hidden_size, sizes.value_size), dtype))
+        self.output = Matrix(jnp.zeros((hidden_size, sizes.value_size), dtype))
 
     def project(self, x: jax.Array) -> Projections:
         """The input matrices."""

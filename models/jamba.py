@@ -13,7 +13,7 @@ from jaxkv.specs import FullAttentionSpec, KVCacheSpec, MambaSpec
 from models.causal_lm import layer_name
 from models.headed_lm import HeadedLM
 from models.jamba_config import JambaConfig
-from models.linear import linear
+from models.linear import Matrix, linear
 from models.mlp import GatedMLP
 from models.moe import Experts, route
 from models.norms import RMSNorm
@@ -39,8 +39,8 @@ class Attention(nnx.Module):
     def __init__(self, config: JambaConfig, index: int, dtype: jnp.dtype):
         self.config, self.index = config, index
         kv_size = config.num_kv_heads * config.head_size
-        self.qkv = nnx.Param(jnp.zeros((config.hidden_size + 2 * kv_size, config.hidden_size), dtype))
-        self.output = nnx.Param(jnp.zeros((config.hidden_size, config.hidden_size), dtype))
+        self.qkv = Matrix(jnp.zeros((config.hidden_size + 2 * kv_size, config.hidden_size), dtype))
+        self.output = Matrix(jnp.zeros((config.hidden_size, config.hidden_size), dtype))
 
     def __call__(self, x: jax.Array, cache: PagedCache) -> tuple[jax.Array, PagedCache]:
         config = self.config
@@ -61,18 +61,18 @@ class Mamba(nnx.Module):
             config.time_rank,
             config.state_size,
         )
-        self.input = nnx.Param(jnp.zeros((2 * channels, hidden), dtype))
+        self.input = Matrix(jnp.zeros((2 * channels, hidden), dtype))
         self.conv = nnx.Param(jnp.zeros((channels, config.conv_kernel), dtype))
         self.conv_bias = nnx.Param(jnp.zeros((channels,), dtype))
-        self.selection = nnx.Param(jnp.zeros((rank + 2 * size, channels), dtype))
-        self.time = nnx.Param(jnp.zeros((channels, rank), dtype))
+        self.selection = Matrix(jnp.zeros((rank + 2 * size, channels), dtype))
+        self.time = Matrix(jnp.zeros((channels, rank), dtype))
         self.time_bias = nnx.Param(jnp.zeros((channels,), jnp.float32))
         self.time_norm = RMSNorm(rank, config.rms_norm_eps)
         self.b_norm = RMSNorm(size, config.rms_norm_eps)
         self.c_norm = RMSNorm(size, config.rms_norm_eps)
         self.log_decay = nnx.Param(jnp.zeros((channels, size), jnp.float32))
         self.skip = nnx.Param(jnp.zeros((channels,), jnp.float32))
-        self.output = nnx.Param(jnp.zeros((hidden, channels), dtype))
+        self.output = Matrix(jnp.zeros((hidden, channels), dtype))
 
     def __call__(self, x: jax.Array, cache: PagedCache) -> tuple[jax.Array, PagedCache]:
         config, name = self.config, layer_name(self.index)
@@ -100,7 +100,7 @@ class ExpertsMLP(nnx.Module):
 
     def __init__(self, config: JambaConfig, dtype: jnp.dtype):
         self.experts_per_token = config.experts_per_token
-        self.router = nnx.Param(jnp.zeros((config.num_experts, config.hidden_size), dtype))
+        self.router = Matrix(jnp.zeros((config.num_experts, config.hidden_size), dtype))
         self.experts = Experts(config.num_experts, config.hidden_size, config.intermediate_size, dtype)
 
     def __call__(self, x: jax.Array, num_tokens: jax.Array) -> jax.Array:
@@ -141,7 +141,7 @@ class JambaForCausalLM(HeadedLM):
     def __call__(
         self, tokens: jax.Array, positions: jax.Array, cache: PagedCache
     ) -> tuple[jax.Array, PagedCache]:
-        x = self.embedding[tokens]
+        x = self.embed(tokens)
         for layer in self.layers:
             x, cache = layer(x, cache)
         return self.norm(x), cache

@@ -15,7 +15,7 @@ from models.causal_lm import layer_name
 from models.gated_delta_net import GatedDeltaNet, Projections, delta_net_spec
 from models.headed_lm import HeadedLM
 from models.lara_mini_config import LaraMiniConfig
-from models.linear import linear
+from models.linear import Matrix, linear
 from models.norms import RMSNorm
 from models.paged_cache import CacheStep, PagedCache
 from models.rope import Rotation, rotation
@@ -39,7 +39,7 @@ class DeltaNet(GatedDeltaNet):
         sizes, hidden = config.delta_net, config.hidden_size
         super().__init__(sizes, index, hidden, config.rms_norm_eps, dtype)
         rows = sizes.conv_channels + sizes.value_size + 2 * sizes.num_value_heads
-        self.input = nnx.Param(jnp.zeros((rows, hidden), dtype))
+        self.input = Matrix(jnp.zeros((rows, hidden), dtype))
 
     def project(self, x: jax.Array) -> Projections:
         sizes = self.sizes
@@ -90,7 +90,7 @@ class LaraMiniForCausalLM(HeadedLM):
         self.layers = nnx.List([Layer(config, i, dtype) for i in range(len(config.layer_types))])
 
     def __call__(self, tokens: jax.Array, positions: jax.Array, cache: PagedCache) -> CacheStep:
-        x = self.embedding[tokens]
+        x = self.embed(tokens)
         turn = rotation(positions, self.config.attention.head_size, self.config.rope.theta)
         for layer in self.layers:
             x, cache = layer(x, turn, cache)

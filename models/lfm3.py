@@ -14,7 +14,7 @@ from models.attention import NormedAttention, attention_spec
 from models.causal_lm import layer_name
 from models.headed_lm import HeadedLM
 from models.lfm3_config import Lfm3Config
-from models.linear import linear
+from models.linear import Matrix, linear
 from models.mlp import GatedMLP
 from models.norms import RMSNorm
 from models.paged_cache import CacheStep, PagedCache
@@ -45,7 +45,7 @@ class Attention(NormedAttention):
             sliding_window=config.sliding_window if is_sliding else None,
         )
         gate = jnp.zeros((config.attention.num_heads, config.hidden_size), dtype)
-        self.gate = nnx.Param(gate) if config.has_attention_gate else None
+        self.gate = Matrix(gate) if config.has_attention_gate else None
 
     def __call__(self, x: jax.Array, turn: Rotation | None, cache: PagedCache) -> CacheStep:
         out, cache = self.attend(*self.project(x), turn, cache)
@@ -58,9 +58,9 @@ class ShortConv(nnx.Module):
     def __init__(self, config: Lfm3Config, index: int, dtype: jnp.dtype):
         hidden = config.hidden_size
         self.index = index
-        self.input = nnx.Param(jnp.zeros((3 * hidden, hidden), dtype))
+        self.input = Matrix(jnp.zeros((3 * hidden, hidden), dtype))
         self.kernel = nnx.Param(jnp.zeros((hidden, config.conv_kernel), dtype))
-        self.output = nnx.Param(jnp.zeros((hidden, hidden), dtype))
+        self.output = Matrix(jnp.zeros((hidden, hidden), dtype))
 
     def __call__(self, x: jax.Array, cache: PagedCache) -> CacheStep:
         before, after, inner = jnp.split(linear(x, self.input[...]), 3, axis=-1)
@@ -105,7 +105,7 @@ class Lfm3ForCausalLM(HeadedLM):
         self.layers = nnx.List([Layer(config, i, dtype) for i in range(len(config.layer_types))])
 
     def __call__(self, tokens: jax.Array, positions: jax.Array, cache: PagedCache) -> CacheStep:
-        config, x = self.config, self.embedding[tokens]
+        config, x = self.config, self.embed(tokens)
         head_size, sliding, full = config.attention.head_size, config.sliding_rope, config.full_rope
         turns = {
             "sliding_attention": rotation(positions, head_size, sliding.theta, fraction=sliding.fraction),

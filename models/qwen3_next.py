@@ -14,7 +14,7 @@ from models.attention import NormedAttention, attention_spec
 from models.causal_lm import layer_name
 from models.gated_delta_net import GatedDeltaNet, Projections, delta_net_spec
 from models.headed_lm import HeadedLM
-from models.linear import linear
+from models.linear import Matrix, linear
 from models.mlp import GatedMLP
 from models.norms import RMSNorm
 from models.paged_cache import CacheStep, PagedCache
@@ -57,8 +57,8 @@ class DeltaNet(GatedDeltaNet):
     def __init__(self, config: Qwen3NextConfig, index: int, dtype: jnp.dtype):
         sizes, hidden = config.delta_net, config.hidden_size
         super().__init__(sizes, index, hidden, config.rms_norm_eps, dtype)
-        self.qkv_and_gate = nnx.Param(jnp.zeros((sizes.conv_channels + sizes.value_size, hidden), dtype))
-        self.beta_and_decay = nnx.Param(jnp.zeros((2 * sizes.num_value_heads, hidden), dtype))
+        self.qkv_and_gate = Matrix(jnp.zeros((sizes.conv_channels + sizes.value_size, hidden), dtype))
+        self.beta_and_decay = Matrix(jnp.zeros((2 * sizes.num_value_heads, hidden), dtype))
 
     def project(self, x: jax.Array) -> Projections:
         sizes, tokens = self.sizes, x.shape[0]
@@ -112,7 +112,7 @@ class Qwen3NextForCausalLM(HeadedLM):
         self.layers = nnx.List([Layer(config, i, dtype) for i in range(len(config.attends))])
 
     def __call__(self, tokens: jax.Array, positions: jax.Array, cache: PagedCache) -> CacheStep:
-        x = self.embedding[tokens]
+        x = self.embed(tokens)
         turn = rotation(positions, self.config.turning, self.config.rope.theta)
         for layer in self.layers:
             x, cache = layer(x, turn, cache)

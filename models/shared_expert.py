@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.linear import linear
+from models.linear import Matrix, linear
 from models.mlp import GatedMLP
 from models.moe import Experts, route
 from models.sizes import ExpertSizes
@@ -18,10 +18,10 @@ class SharedExpertMLP(nnx.Module):
 
     def __init__(self, sizes: ExpertSizes, hidden_size: int, dtype: jnp.dtype, *, is_gated: bool):
         self.sizes = sizes
-        self.router = nnx.Param(jnp.zeros((sizes.num_experts, hidden_size), dtype))
+        self.router = Matrix(jnp.zeros((sizes.num_experts, hidden_size), dtype))
         self.experts = Experts(sizes.num_experts, hidden_size, sizes.inner_size, dtype)
         self.shared = GatedMLP(hidden_size, sizes.shared_size, dtype)
-        self.shared_gate = nnx.Param(jnp.zeros((1, hidden_size), dtype)) if is_gated else None
+        self.shared_gate = Matrix(jnp.zeros((1, hidden_size), dtype)) if is_gated else None
 
     def __call__(self, x: jax.Array, num_tokens: jax.Array) -> jax.Array:
         """[T, hidden_size] from x; zeros of the experts for the padding tokens from `num_tokens` on."""

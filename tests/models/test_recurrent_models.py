@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from jaxkv.engine.loading import load_model
+from models.linear import arrange
 from scripts.make_tiny_checkpoint import write_checkpoint
 from tests.models.golden import Answer, answers
 from tests.models.paged import BLOCK_SIZE, COMPILE_FAST, Chunk, PagedRunner
@@ -33,6 +34,7 @@ def case(request, tmp_path_factory) -> Case:
     folder = tmp_path_factory.mktemp("tiny")
     write_checkpoint(request.param, folder)
     loaded = load_model(folder)
+    arrange(loaded.model, "cpu")
     known = answers(f"{request.param.replace('-', '_')}_tiny.npz")
     runner = PagedRunner(
         loaded.model,
