@@ -4,6 +4,7 @@ import multiprocessing
 import signal
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from types import FrameType
 from typing import Any
 
 from jaxkv.errors import JaxkvError
@@ -11,6 +12,8 @@ from jaxkv.lab.job import Done, Job, run_job
 from jaxkv.lab.trace import Trace
 
 _trace: Trace | None = None
+_interrupted = False
+_NOT_BEGUN = "interrupted before it began"
 
 
 def run_sweep(
@@ -42,12 +45,28 @@ def run_sweep(
 
 def _start(load: Callable[[], Trace]) -> None:
     global _trace
+    # Ctrl-C reaches every process. One that has no job must live on, or the results of the others are lost.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _trace = load()
 
 
 def _run(job: Job) -> dict[str, Any]:
     assert _trace is not None
+    if _interrupted:
+        return {"asked": job.about, "error": _NOT_BEGUN}
+    signal.signal(signal.SIGINT, _interrupt)
     try:
         return run_job(job, _trace)
     except JaxkvError as error:
         return {"asked": job.about, "error": str(error)}
+    except KeyboardInterrupt:
+        return {"asked": job.about, "error": _NOT_BEGUN}
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Ends the running job, and keeps the next ones, which may have been handed out, from beginning."""
+    global _interrupted
+    _interrupted = True
+    signal.default_int_handler(number, frame)
