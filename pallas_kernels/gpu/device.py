@@ -6,7 +6,10 @@ from pallas_kernels.aot_gpu import GPU_CHIPS
 
 
 def compute_capability() -> float | None:
-    """That of the GPU that the mesh in use describes, else of this process's first GPU, else None."""
+    """That of the GPU that the mesh in use describes, else of this process's first GPU, else None.
+
+    0 for a GPU that has none, not being NVIDIA's.
+    """
     described = jax.sharding.get_abstract_mesh().abstract_device
     if described is not None:
         for chip in GPU_CHIPS.values():
@@ -14,4 +17,5 @@ def compute_capability() -> float | None:
                 return float(chip.capability)
     if jax.default_backend() != "gpu":
         return None
-    return float(jax.local_devices()[0].compute_capability)
+    said = jax.local_devices()[0].compute_capability
+    return float(said) if said.replace(".", "").isdigit() else 0.0

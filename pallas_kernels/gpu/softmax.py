@@ -17,8 +17,9 @@ def scaled_scores(products: jax.Array, settings: AttentionSettings) -> jax.Array
     """Scores from products of queries and keys, to base 2: after scale and softcap, times log2(e)."""
     if settings.softcap is None:
         return products * (settings.scale * LOG2_E)
-    capped = jnp.tanh(products * (settings.scale / settings.softcap))
-    return capped * (settings.softcap * LOG2_E)
+    # tanh from an exponential: the GPU's own is good to 11 bits only.
+    power = jnp.exp2(products * (2 * LOG2_E * settings.scale / settings.softcap))
+    return (1.0 - 2.0 / (1.0 + power)) * (settings.softcap * LOG2_E)
 
 
 def visible_slots(

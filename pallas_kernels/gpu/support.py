@@ -6,18 +6,25 @@ from pallas_kernels.gpu.shared_memory import TILE_LANES
 from pallas_kernels.layout import LANES
 from pallas_kernels.settings import AttentionSettings
 
-FIRST_CAPABILITY = 9.0  # Hopper: the first with TMA
+CAPABILITIES = (9, 10)  # Hopper and the Blackwell of data centres: TMA, 227 KiB of shared memory a block
 MOST_LANES = 256
 ROWS_OF_TILE = 8
 _PAGE_DTYPES = ("bfloat16", "float32")
 
 
+def refuses_gpu() -> str | None:
+    """Why the kernels do not serve the GPU that is traced for, or None; none at all is no reason."""
+    capability = compute_capability()
+    if capability is None or int(capability) in CAPABILITIES:
+        return None
+    return f"compute capability {capability} is none of {', '.join(map(str, CAPABILITIES))}"
+
+
 def refuses_on_gpu(settings: AttentionSettings, table: GroupTable) -> str | None:
     """Why the GPU kernels do not serve this machine's GPU or a layer of these settings, or None."""
     del table
-    capability = compute_capability()
-    if capability is not None and capability < FIRST_CAPABILITY:
-        return f"compute capability {capability} is below {FIRST_CAPABILITY} (Hopper)"
+    if (reason := refuses_gpu()) is not None:
+        return reason
     layout = settings.layout
     if layout.dtype not in _PAGE_DTYPES:
         return f"pages of {layout.dtype} are not among {', '.join(_PAGE_DTYPES)}"

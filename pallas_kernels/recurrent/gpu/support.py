@@ -1,16 +1,14 @@
 """Which states the GPU kernels serve."""
 
-from pallas_kernels.gpu.device import compute_capability
-from pallas_kernels.gpu.support import FIRST_CAPABILITY
+from pallas_kernels.gpu.support import refuses_gpu
 from pallas_kernels.layout import LANES
 from pallas_kernels.recurrent.state_place import StatePlace
 
 
 def refuses_lines(place: StatePlace, key_heads: int) -> str | None:
     """Why the decode kernel does not serve a part with so many key heads (0: none), or None."""
-    capability = compute_capability()
-    if capability is not None and capability < FIRST_CAPABILITY:
-        return f"compute capability {capability} is below {FIRST_CAPABILITY} (Hopper)"
+    if (reason := refuses_gpu()) is not None:
+        return reason
     blocks, _, lanes = place.layout.stored_shape(place.part)
     if place.layout.dtypes[place.part] != "float32":
         return f"states of {place.layout.dtypes[place.part]} are not float32"

@@ -59,8 +59,10 @@ def test_a_shape_that_is_not_served(on_gpu, caplog, change, reason):
     assert reason in caplog.messages[0]
 
 
-def test_a_gpu_before_hopper_takes_xla(on_gpu, caplog):
-    on_gpu("8.0")
+@pytest.mark.parametrize(("said", "capability"), [("8.0", 8.0), ("12.0", 12.0), ("gfx942", 0.0)])
+def test_a_gpu_that_is_neither_hopper_nor_blackwell_takes_xla(on_gpu, caplog, said, capability):
+    """Ampere has no TMA, consumers' Blackwell less shared memory, and one GPU is not NVIDIA's."""
+    on_gpu(said)
     with caplog.at_level(logging.WARNING):
         assert choose_implementation(*settings_and_table()) is IMPLEMENTATIONS["xla"]
-    assert "compute capability 8.0 is below 9.0" in caplog.messages[0]
+    assert f"compute capability {capability} is none of 9, 10" in caplog.messages[0]
