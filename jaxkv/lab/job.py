@@ -1,5 +1,4 @@
-"""One replay as it is asked for: which trace, which plan, how. Plain values, so that another process can do
-it."""
+"""One replay as it is asked for: plan, memory and settings, as plain values that another process can take."""
 
 import dataclasses
 import math

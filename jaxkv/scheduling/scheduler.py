@@ -315,7 +315,7 @@ class Scheduler:
             self._num_generated_tokens += steps * len(rows)
             self._life.scheduled_step = self._next_step - 1
             self._life.settle(self._next_step - 1)
-        return max(0, steps)
+        return steps
 
     def _end_rows(
         self, rows: NDArray[np.int32], stopped: NDArray[np.bool_], ended: NDArray[np.bool_]
