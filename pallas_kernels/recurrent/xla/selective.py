@@ -17,7 +17,7 @@ from pallas_kernels.recurrent.xla.form import Chunk
 from pallas_kernels.recurrent.xla.walk import walk
 
 CHUNK = 64
-UNROLL = 4
+UNROLL = 16
 
 
 class Tokens(NamedTuple):
