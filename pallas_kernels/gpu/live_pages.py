@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.gpu.shared_memory import swizzled
-from pallas_kernels.gpu.terms import keys_values_of, terms_of
+from pallas_kernels.gpu.terms import terms_of_words
 from pallas_kernels.settings import AttentionSettings
 
 UNPACKED_WORDS = 4096  # at a time: 32 registers a thread
@@ -142,7 +142,7 @@ class PageStream:
     def unpack(self, index: jax.Array, slot: jax.Array, keys_smem: Any, values_smem: Any) -> None:
         """K and V of chunk number `index`, in buffer `slot`, as bfloat16 terms `[terms, chunk, D]`.
 
-        V is 0 outside what the tile sees: a weight of 0 would not hide a NaN there.
+        V is 0 outside what the tile sees.
         """
         layout = self.chunking.settings.layout
         _, chunk, head_size = keys_smem.shape
@@ -154,9 +154,9 @@ class PageStream:
         for begin in range(0, chunk, size):
             at = pl.ds(begin, size)
             planes = [plgpu.load(self.buffers.at[slot, p, at], layout=copied) for p in range(layout.planes)]
-            keys, values = keys_values_of(planes, layout)
-            token = start + begin + plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=copied)
-            values = jnp.where((token >= self.view.start) & (token < self.view.stop), values, 0.0)
-            for x, ref in ((keys, keys_smem), (values, values_smem)):
-                for term, part in enumerate(terms_of(x, ref.shape[0])):
+            token = start + begin + plgpu.broadcasted_iota(jnp.int32, planes[0].shape, 0, layout=copied)
+            live = (token >= self.view.start) & (token < self.view.stop)
+            keys, values = terms_of_words(planes, live, layout)
+            for parts, ref in ((keys, keys_smem), (values, values_smem)):
+                for term, part in enumerate(parts):
                     ref[term, at] = part

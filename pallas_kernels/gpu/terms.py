@@ -5,11 +5,13 @@ give the product of two float32 to float32's own precision.
 """
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from pallas_kernels.layout import AttentionPageLayout, KeysValues, float_of, unpack_pair
+from pallas_kernels.layout import AttentionPageLayout, float_of
 
 FLOAT32_TERMS = 3
 
@@ -45,8 +47,23 @@ def add_products(
     return total
 
 
-def keys_values_of(planes: Sequence[jax.Array], layout: AttentionPageLayout) -> KeysValues:
-    """K and V in float32 from the words of their planes, of any one shape."""
+class KeyValueTerms(NamedTuple):
+    """K and V of the same tokens as terms."""
+
+    keys: list[jax.Array]
+    values: list[jax.Array]
+
+
+def terms_of_words(
+    planes: Sequence[jax.Array], live: jax.Array, layout: AttentionPageLayout
+) -> KeyValueTerms:
+    """K and V from the words of their planes, of any one shape; V is 0 where `live` is false.
+
+    A weight of 0 would not hide a NaN there.
+    """
     if layout.planes == 1:
-        return unpack_pair(planes[0])
-    return KeysValues(float_of(planes[0]), float_of(planes[1]))
+        words = planes[0]
+        halves = (words.astype(jnp.uint16), (jnp.where(live, words, jnp.uint32(0)) >> 16).astype(jnp.uint16))
+        return KeyValueTerms(*([lax.bitcast_convert_type(half, jnp.bfloat16)] for half in halves))
+    keys, values = float_of(planes[0]), float_of(planes[1])
+    return KeyValueTerms(terms_of(keys, FLOAT32_TERMS), terms_of(jnp.where(live, values, 0.0), FLOAT32_TERMS))
