@@ -236,8 +236,10 @@ class KVCacheManager:
             return 0
         self.clock.step += steps
         self.copies.release_sources()
-        self.rows.position[rows] = computed + (steps - 1)
-        allocate_decodes(self, rows, computed + steps, lookahead)
+        if room > 0:
+            self.upkeep.advance_rows(rows, computed + steps, rows[:0])
+        else:
+            allocate_decodes(self, rows, computed + 1, lookahead)
         return steps
 
     def record_admission(self, request: CacheRequest, hit: PrefixHit, parts: Sequence[HitPart]) -> None:

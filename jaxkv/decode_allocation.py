@@ -7,6 +7,7 @@ from numpy.typing import NDArray
 
 from jaxkv.checks import check_int, int_array
 from jaxkv.errors import JaxkvError
+from jaxkv.managers import NO_PART, Span
 
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
@@ -79,6 +80,8 @@ def _give_blocks(
     due: NDArray[np.intp],
 ) -> int:
     """Blocks for the leading ones of the rows at indices `due`, as many as fit; returns their number."""
+    if len(due) == 1:
+        return _give_one(cache, rows, after, int(due[0]), int(slots[due[0]]))
     due_rows, due_after, due_slots = rows[due], after[due], slots[due]
     # What the rows completed is cached before anything of it is let go of.
     cache.upkeep.cache_rows(due_rows)
@@ -96,3 +99,24 @@ def _give_blocks(
     for manager, units in zip(cache.managers, needed, strict=True):
         manager.extend_rows(due_rows[:fitting], units[:fitting], due_after[:fitting])
     return fitting
+
+
+def _give_one(
+    cache: "KVCacheManager", rows: NDArray[np.intp], after: NDArray[np.int64], index: int, slots: int
+) -> int:
+    """`_give_blocks` for the row at `index` alone, which is quicker without arrays of one element."""
+    row, num_after = int(rows[index]), int(after[index])
+    cache.upkeep.cache_row(row)
+    for manager in cache.managers:
+        manager.release_skipped(row, num_after - 1)
+    span = Span(num_after - 1, num_after, slots)
+    needed = [manager.units_needed(row, NO_PART, span) for manager in cache.managers]
+    taken = sum(n * manager.width for n, manager in zip(needed, cache.managers, strict=True))
+    if taken > cache.pool.num_free:
+        cache.upkeep.let_go_rows(rows, after - 1)
+        if taken > cache.pool.num_free:
+            return 0
+    cache.pool.make_room(taken)
+    for manager, units in zip(cache.managers, needed, strict=True):
+        manager.extend(row, units, span)
+    return 1
