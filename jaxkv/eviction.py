@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkv.errors import JaxkvError
-from jaxkv.pool import Dropped
+from jaxkv.pool import Units
 
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
@@ -58,14 +58,12 @@ class EvictionPolicy:
         """Whether the end of what a request computed, a prefix of this hash, is kept as a boundary."""
         return self._ends.end(prefix_hash)
 
-    def order(self, freed: list[Dropped]) -> NDArray[np.integer]:
-        """int[n]: the units that a request gives up, by manager, in the order in which they are to go."""
-        if len(freed) == 1:
-            return freed[0].leaders
-        leaders = np.concatenate([dropped.leaders for dropped in freed])
-        ends = np.concatenate([dropped.ends for dropped in freed])
+    def order(self, freed: Units) -> NDArray[np.intp]:
+        """intp[n]: the units that a request gives up in the order in which they are to go. They are given
+        manager by manager, the last ones first.
+        """
         # Stable: of equal ends the first manager's go first.
-        return leaders[np.argsort(-ends, kind="stable")]
+        return freed.leaders[np.argsort(-freed.ends, kind="stable")]
 
     def level(self, cache: "KVCacheManager", row: int) -> int:
         """The queue that the wanted units of a row join."""
@@ -97,8 +95,8 @@ class Published(EvictionPolicy):
     def wants_end(self, prefix_hash: bytes) -> bool:
         return False
 
-    def order(self, freed: list[Dropped]) -> NDArray[np.integer]:
-        return np.concatenate([dropped.leaders for dropped in freed])
+    def order(self, freed: Units) -> NDArray[np.intp]:
+        return freed.leaders
 
 
 class FlopsPerByte(EvictionPolicy):

@@ -2,7 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from jaxkv.pool import Dropped
 from jaxkv.specs import FullAttentionSpec
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ def free_row(cache: "KVCacheManager", row: int) -> None:
     hit; interleaved by position, the hit only gets shorter.
     """
     pool, level = cache.pool, cache.eviction.level(cache, row)
-    freed: list[Dropped] = []
-    for manager in cache.managers:
-        leaders, ends = manager.close_row(row)
-        freed.append(pool.drop(manager.number, leaders[::-1], ends[::-1]))
-    pool.enqueue(cache.eviction.order(freed), level)
+    freed = pool.drop_all([manager.close_row(row) for manager in cache.managers])
+    # The units of a single manager are in order.
+    pool.enqueue(cache.eviction.order(freed) if len(cache.managers) > 1 else freed.leaders, level)

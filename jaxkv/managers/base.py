@@ -14,7 +14,7 @@ from jaxkv.managers.computed_units import ComputedUnits
 from jaxkv.managers.prefix_index import PrefixIndex
 from jaxkv.metrics import ResidencySampler
 from jaxkv.observer import CacheObserver
-from jaxkv.pool import BlockPool
+from jaxkv.pool import BlockPool, Units
 from jaxkv.retention import Retention
 from jaxkv.specs import KVCacheSpec
 
@@ -192,8 +192,20 @@ class Manager(ABC):
             keys, leaders = [key for key, kept in zip(keys, strong, strict=True) if kept], leaders[strong]
             ready_step = ready_step if isinstance(ready_step, int) else ready_step[strong]
             strong = True
+        leaders = leaders.astype(np.intp)
         self.index.add(keys, leaders)
         self.pool.set_cached(self.number, leaders, strong, ready_step)
+        self._tell_cached(leaders, keys)
+
+    def _add_one_to_index(self, leader: int, key: bytes, strong: bool, ready_step: int) -> None:
+        """`_add_to_index` of one unit."""
+        if strong or self.context.keeps_unwanted:
+            self.index.add_one(key, leader)
+            self.pool.set_cached(self.number, leader, strong, ready_step)
+            if self.context.computed.are_wanted or self.context.residency is not None:
+                self._tell_cached(np.array([leader]), [key])
+
+    def _tell_cached(self, leaders: NDArray[np.intp], keys: list[bytes]) -> None:
         if self.context.computed.are_wanted:
             self.context.computed.add(self, keys, leaders, self.context.clock.step)
         if self.context.residency is not None:
@@ -202,13 +214,13 @@ class Manager(ABC):
     def let_go(self, leaders: NDArray[np.int32]) -> None:
         """One holder less for units of any rows; a unit may appear once for each row that holds it."""
         if len(set(leaders.tolist())) == len(leaders):
-            self.pool.enqueue(self.pool.drop(self.number, leaders).leaders)
+            self.pool.enqueue(self.pool.drop(self.number, leaders))
             return
         unique, first, counts = np.unique(leaders, return_index=True, return_counts=True)
         order = np.argsort(first)
         unique, counts = unique[order], counts[order]
         while len(unique):
-            self.pool.enqueue(self.pool.drop(self.number, unique).leaders)
+            self.pool.enqueue(self.pool.drop(self.number, unique))
             counts -= 1
             unique, counts = unique[counts > 0], counts[counts > 0]
 
@@ -223,10 +235,8 @@ class Manager(ABC):
         """Starts a row with the units of a hit, which become held."""
 
     @abstractmethod
-    def close_row(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        """Ends a row: its leaders, int32[n], and the last token position of each, int64[n].
-        They stay held.
-        """
+    def close_row(self, row: int) -> Units:
+        """Ends a row: its units, those of the last tokens first. They stay held."""
 
     @abstractmethod
     def units_of(self, row: int) -> NDArray[np.int32]:

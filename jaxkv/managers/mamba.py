@@ -18,7 +18,7 @@ from jaxkv.managers.base import (
     Span,
 )
 from jaxkv.managers.state_finder import StateFinder
-from jaxkv.pool import NOT_CACHED
+from jaxkv.pool import NOT_CACHED, Units
 from jaxkv.specs import MambaSpec, cdiv
 
 NO_STATE = 0
@@ -99,14 +99,13 @@ class MambaManager(Manager):
             # A state that others may resume from is never written to.
             self.limit[row] = span.computed
 
-    def close_row(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    def close_row(self, row: int) -> Units:
         units = self._positions(row)
-        scratch = self._speculative.pop(row, NO_UNITS)
+        scratch = self._speculative.pop(row, NO_UNITS).tolist()
         self._checkpoints.pop(row, None)
         self.current[row] = self.previous[row] = NO_STATE
-        leaders = np.concatenate([np.array(list(units.values()), np.int32), scratch])
-        positions = np.array([*units, *[NEVER] * len(scratch)], np.int64)
-        return leaders, positions
+        leaders = np.array([*scratch[::-1], *reversed(units.values())], np.intp)
+        return Units(leaders, np.array([*[NEVER] * len(scratch), *reversed(units)], np.int64))
 
     def units_of(self, row: int) -> NDArray[np.int32]:
         states = np.array(list(self._positions(row).values()), np.int32)
@@ -158,7 +157,7 @@ class MambaManager(Manager):
 
     def release_skipped(self, row: int, computed: int) -> None:
         if self.previous[row] != NO_STATE and computed > self.switched_from[row]:
-            self.let_go(self.previous[row : row + 1].copy())
+            self.pool.let_go_one(self.number, int(self.previous[row]))
             self.previous[row] = NO_STATE
         states = self._checkpoints.get(row)
         if states and computed > max(states):
@@ -184,13 +183,17 @@ class MambaManager(Manager):
             self._checkpoints[row] = dict(zip(inside, leaders.tolist(), strict=True))
         if span.after > self.limit[row] or self.current[row] == NO_STATE:
             brought = self.current[row] == NO_STATE and span.computed > 0
-            self._switch(np.array([row]), np.array([span.after]), np.array([span.computed]))
-            if brought:
-                # A connector puts the state into the new unit, which the step then updates in place.
-                self.switched_from[row] = _IN_PLACE
+            self.previous[row] = self.current[row]
+            self.previous_position[row] = self.limit[row]
+            self.current[row] = self.pool.take_one(self.number)
+            # A connector puts the state into the new unit, which the step then updates in place.
+            self.switched_from[row] = _IN_PLACE if brought else span.computed
+            self.limit[row] = (
+                cdiv(span.after, self.block_size) * self.block_size if self.keeps_states else NEVER
+            )
 
     def _switch(self, rows: NDArray[np.intp], after: NDArray[np.int64], computed: NDArray[np.int64]) -> None:
-        """The rows' next step writes to new units."""
+        """The rows' next step writes to new units: `extend` for many rows."""
         self.previous[rows] = self.current[rows]
         self.previous_position[rows] = self.limit[rows]
         self.current[rows] = self.pool.take(self.number, len(rows))[0]
@@ -230,14 +233,14 @@ class MambaManager(Manager):
     def _add(self, leader: int, position: int, filled: Filled) -> None:
         unit = self.context.hash_block_size
         last = position // unit
-        keys = [filled.hashes[last - 1]]
+        key = filled.hashes[last - 1]
         strong = self.context.retention.wants(position, filled.info.boundaries)
-        self._add_to_index(np.array([leader], np.int32), keys, strong, filled.ready_step)
+        self._add_one_to_index(leader, key, strong, filled.ready_step)
         if self.context.events is not None:
             # A state stands for all tokens before it; it is reported with those since the last hash.
             parent = filled.hashes[last - 2] if last > 1 else None
             self.context.events.stored(
-                filled.info.request, self.group_ids, self.spec, keys, parent, position, unit
+                filled.info.request, self.group_ids, self.spec, [key], parent, position, unit
             )
 
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:

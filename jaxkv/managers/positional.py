@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from jaxkv.arrays import grown
 from jaxkv.managers.base import Filled, HitPart, Manager, ManagerContext, Span
+from jaxkv.pool import Units
 from jaxkv.specs import AttentionSpec, cdiv
 
 
@@ -84,12 +85,11 @@ class PositionalManager(Manager):
         # Blocks of the hit are recorded already.
         self.inside[row] = self.cached[row] * self.hashes_per_block
 
-    def close_row(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        first, n = int(self.first_block[row]), int(self.count[row])
-        leaders = self.ids[0, row, :n].copy()
+    def close_row(self, row: int) -> Units:
+        first, n, size = int(self.first_block[row]), int(self.count[row]), self.block_size
+        leaders = self.ids[0, row, :n][::-1].astype(np.intp)
         self.count[row] = 0
-        size = self.block_size
-        return leaders, np.arange((first + 1) * size, (first + n + 1) * size, size)
+        return Units(leaders, np.arange((first + n) * size, first * size, -size))
 
     def units_of(self, row: int) -> NDArray[np.int32]:
         return self.ids[0, row, : self.count[row]]
@@ -134,11 +134,11 @@ class PositionalManager(Manager):
         if num_blocks <= 0:
             return
         # Backwards: of what is let go at once, the later blocks are evicted first.
-        leaders = self.ids[0, row, :num_blocks][::-1].copy()
+        leaders = self.ids[0, row, :num_blocks][::-1].astype(np.intp)
         self.ids[:, row, : n - num_blocks] = self.ids[:, row, num_blocks:n]
         self.first_block[row] += num_blocks
         self.count[row] = n - num_blocks
-        self.pool.enqueue(self.pool.drop(self.number, leaders).leaders)
+        self.pool.enqueue(self.pool.drop(self.number, leaders))
 
     def units_needed(self, row: int, part: HitPart, span: Span) -> int:
         if row < 0:

@@ -46,6 +46,13 @@ class PrefixIndex:
                 if first != leader:
                     self._duplicates.setdefault(block_hash, [first]).append(leader)
 
+    def add_one(self, block_hash: bytes, leader: int) -> None:
+        """`add` of one unit."""
+        self._pool.hash_of[leader] = block_hash
+        first = self.units.setdefault(block_hash, leader)
+        if first != leader:
+            self._duplicates.setdefault(block_hash, [first]).append(leader)
+
     def remove(self, leaders: NDArray[np.integer]) -> list[bytes]:
         """Forgets units; returns the hashes that no unit has any more."""
         gone: list[bytes] = self._pool.hash_of[leaders].tolist()

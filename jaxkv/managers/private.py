@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from jaxkv.arrays import grown
 from jaxkv.managers.base import NEVER, Filled, Finder, HitPart, Manager, ManagerContext, Span
+from jaxkv.pool import Units
 from jaxkv.specs import KVCacheSpec, cdiv
 
 
@@ -40,10 +41,10 @@ class PrivateManager(Manager):
     def open_row(self, row: int, part: HitPart, span: Span) -> None:
         self.count[row] = 0
 
-    def close_row(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-        leaders = self.units_of(row).copy()
+    def close_row(self, row: int) -> Units:
+        leaders = self.units_of(row)[::-1].astype(np.intp)
         self.count[row] = 0
-        return leaders, np.arange(1, len(leaders) + 1) * self.block_size
+        return Units(leaders, np.arange(len(leaders), 0, -1) * self.block_size)
 
     def units_of(self, row: int) -> NDArray[np.int32]:
         return self.ids[0, row, : self.count[row]]

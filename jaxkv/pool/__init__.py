@@ -1,5 +1,5 @@
 """The block pool: ids, reference counts, what is free and in which order it is given out."""
 
-from jaxkv.pool.block_pool import MAX_BLOCKS, NOT_CACHED, NULL_BLOCK, BlockPool, Dropped, EvictionListener
+from jaxkv.pool.block_pool import MAX_BLOCKS, NOT_CACHED, NULL_BLOCK, BlockPool, EvictionListener, Units
 
-__all__ = ["MAX_BLOCKS", "NOT_CACHED", "NULL_BLOCK", "BlockPool", "Dropped", "EvictionListener"]
+__all__ = ["MAX_BLOCKS", "NOT_CACHED", "NULL_BLOCK", "BlockPool", "EvictionListener", "Units"]

@@ -11,7 +11,7 @@ expects no hit), then strong ones; within a class the least recently freed first
 without the difference, and may have strong units wait longer in queues of higher levels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -35,14 +35,11 @@ EvictionListener = Callable[[NDArray[np.integer]], None]
 """Told which units (leaders, all of one manager) lose their content, before it happens."""
 
 
-class Dropped(NamedTuple):
-    """Cached units that nobody holds any more: int32[n] leaders and where each ends, int64[n]."""
+class Units(NamedTuple):
+    """Different units: intp[n] leaders, and the token position where each ends, int64[n]."""
 
-    leaders: NDArray[np.integer]
-    ends: NDArray
-
-    def where(self, mask: NDArray[np.bool_]) -> "Dropped":
-        return Dropped(self.leaders[mask], self.ends[mask])
+    leaders: NDArray[np.intp]
+    ends: NDArray[np.int64]
 
 
 class BlockPool:
@@ -82,12 +79,14 @@ class BlockPool:
         self._members: list[NDArray[np.int32] | None] = []
         self._widths: list[int] = []
         self._width_array: NDArray[np.int64] = np.empty(0, np.int64)
+        self._are_wide = False
         self._listeners: list[EvictionListener] = []
 
     def register(self, width: int, on_evict: EvictionListener) -> int:
         """Adds a manager whose units have `width` ids; returns its number."""
         self._widths.append(width)
         self._width_array = np.array(self._widths, np.int64)
+        self._are_wide = max(self._widths) > 1
         self._members.append(np.full((self.num_blocks, width), 0, np.int32) if width > 1 else None)
         self._listeners.append(on_evict)
         return len(self._widths) - 1
@@ -110,6 +109,21 @@ class BlockPool:
         if members is not None:
             members[leaders] = ids
         return ids.T.copy()
+
+    def take_one(self, manager: int) -> int:
+        """`take` of one unit: its leader."""
+        width = self._widths[manager]
+        if width > self._num_plain:
+            self._evict(width - self._num_plain)
+        stop = self._num_plain
+        self._num_plain -= width
+        self.num_free -= width
+        leader = int(self._plain[stop - 1])
+        self.refs[leader] = 1
+        members = self._members[manager]
+        if members is not None:
+            members[leader] = self._plain[self._num_plain : stop][::-1]
+        return leader
 
     def make_room(self, num_ids: int) -> None:
         """Takes the content of free units now that `num_ids` ids are about to be taken, by any managers.
@@ -138,10 +152,8 @@ class BlockPool:
             self._stamps[freed] = 0
             self.num_free -= len(freed) * self._widths[manager]
 
-    def drop(
-        self, manager: int, leaders: NDArray[np.integer], ends: NDArray[np.int64] | None = None
-    ) -> "Dropped":
-        """One holder less for each of int32[n] different units; `ends` int64[n] goes with them, if given.
+    def drop(self, manager: int, leaders: NDArray[np.integer]) -> NDArray[np.intp]:
+        """One holder less for each of int[n] different units.
 
         Units without content and without holder become plain ids. Returns the cached ones that nobody holds
         any more, in the order given: the caller must pass them to `enqueue`.
@@ -149,15 +161,51 @@ class BlockPool:
         leaders = _as_index(leaders)
         refs = self.refs[leaders] - 1
         self.refs[leaders] = refs
-        freed = Dropped(leaders, leaders if ends is None else ends)
         if np.count_nonzero(refs):
-            freed = freed.where(refs == 0)
-        self.num_free += len(freed.leaders) * self._widths[manager]
-        cached = self.cached_by[freed.leaders] != NOT_CACHED
-        if not cached.all():
-            self._push_plain(manager, freed.leaders[~cached])
-            freed = freed.where(cached)
-        return freed
+            leaders = leaders[refs == 0]
+        self.num_free += len(leaders) * self._widths[manager]
+        cached = self.cached_by[leaders] != NOT_CACHED
+        if np.count_nonzero(cached) < len(leaders):
+            self._push_plain(manager, leaders[~cached])
+            leaders = leaders[cached]
+        return leaders
+
+    def drop_all(self, held: Sequence[Units]) -> Units:
+        """`drop` for different units of every manager, by number; what is returned is in that order."""
+        leaders, ends = held[0]
+        if len(held) > 1:
+            leaders = np.concatenate([units.leaders for units in held])
+            ends = np.concatenate([units.ends for units in held])
+        refs = self.refs[leaders] - 1
+        self.refs[leaders] = refs
+        freed = refs == 0
+        cached = self.cached_by[leaders] != NOT_CACHED
+        begin = 0
+        for manager, units in enumerate(held):
+            part = slice(begin, begin + len(units.leaders))
+            begin = part.stop
+            num_freed = int(np.count_nonzero(freed[part]))
+            self.num_free += num_freed * self._widths[manager]
+            if num_freed and np.count_nonzero(cached[part]) < len(units.leaders):
+                self._push_plain(manager, units.leaders[freed[part] & ~cached[part]])
+        freed &= cached
+        if np.count_nonzero(freed) < len(leaders):
+            leaders, ends = leaders[freed], ends[freed]
+        return Units(leaders, ends)
+
+    def let_go_one(self, manager: int, leader: int) -> None:
+        """`drop` and `enqueue` of one unit."""
+        refs = self.refs[leader] - 1
+        self.refs[leader] = refs
+        if refs:
+            return
+        self.num_free += self._widths[manager]
+        if self.cached_by[leader] == NOT_CACHED:
+            self._push_plain(manager, np.array([leader]))
+            return
+        queue = self._weak if self._unwanted_first and not self.strong[leader] else self._levels[0]
+        queue.push_one(leader, self._next_stamp)
+        self._next_stamp += 1
 
     def enqueue(self, leaders: NDArray[np.integer], level: int = 0) -> None:
         """Puts free cached units, of any managers, at the end of the free queues;
@@ -184,12 +232,15 @@ class BlockPool:
     def set_cached(
         self,
         manager: int,
-        leaders: NDArray[np.integer],
+        leaders: NDArray[np.integer] | int,
         strong: NDArray[np.bool_] | bool,
         ready_step: NDArray[np.int64] | int,
     ) -> None:
-        """Units that somebody holds get content worth keeping. Their hashes are the manager's to record."""
-        leaders = _as_index(leaders)
+        """Units (or one) that somebody holds get content worth keeping. Their hashes are the manager's to
+        record.
+        """
+        if not isinstance(leaders, int):
+            leaders = _as_index(leaders)
         self.cached_by[leaders] = manager
         self.strong[leaders] = strong
         self.ready_step[leaders] = ready_step
@@ -238,13 +289,10 @@ class BlockPool:
             if len(self._levels) > 1 and queue is not self._weak:
                 # The next one's turn may come before all are taken.
                 room = min(room, _TURN)
-            leaders = queue.pop(room, self._widths_of)
-            if len(leaders):
-                owners = self.cached_by[leaders]
-                for manager in set(owners.tolist()):
-                    theirs = leaders[owners == manager]
-                    self._lose_content(manager, theirs)
-                    self._push_plain(manager, theirs)
+            leaders = queue.pop(room, self._widths_of if self._are_wide else None)
+            for manager, theirs in self._by_manager(leaders):
+                self._lose_content(manager, theirs)
+                self._push_plain(manager, theirs)
         if self._num_plain < goal:
             raise RuntimeError(f"{goal - self._num_plain} ids more were promised than are free")
 
@@ -260,6 +308,16 @@ class BlockPool:
             if oldest is not None:
                 first.setdefault(oldest + credit, queue)
         return first[min(first)] if first else None
+
+    def _by_manager(self, leaders: NDArray[np.intp]) -> list[tuple[int, NDArray[np.intp]]]:
+        """Cached units by the manager whose they are."""
+        if not len(leaders):
+            return []
+        owners = self.cached_by[leaders]
+        first = int(owners[0])
+        if np.count_nonzero(owners == first) == len(leaders):
+            return [(first, leaders)]
+        return [(manager, leaders[owners == manager]) for manager in set(owners.tolist())]
 
     def _widths_of(self, leaders: NDArray[np.integer]) -> NDArray[np.int64]:
         """int64[n]: ids of each cached unit."""

@@ -38,27 +38,39 @@ class LruQueue:
         self._stamps[leaders] = new
         self._tail += n
 
+    def push_one(self, leader: int, stamp: int) -> None:
+        """`push` of one leader."""
+        if self._tail == len(self._leaders):
+            self._compact()
+        self._leaders[self._tail] = leader
+        self._entry_stamps[self._tail] = self._stamps[leader] = stamp
+        self._tail += 1
+
     @property
     def is_empty(self) -> bool:
         """True only where nothing is in the queue; what is left may all be skipped entries."""
         return self._head == self._tail
 
-    def pop(self, room: int, costs_of: Callable[[NDArray[np.intp]], NDArray[np.int64]]) -> NDArray[np.intp]:
-        """Takes out leaders, the oldest first, until their costs reach `room`; less only where the queue has
-        no more.
+    def pop(
+        self, room: int, costs_of: Callable[[NDArray[np.intp]], NDArray[np.int64]] | None
+    ) -> NDArray[np.intp]:
+        """Takes out leaders, the oldest first, until their costs (None: 1 each) reach `room`; less only where
+        the queue has no more.
         """
         taken: list[NDArray[np.intp]] = []
         while room > 0 and self._head < self._tail:
             stop = min(self._tail, self._head + max(_SCAN, room))
             (valid,) = self._valid(self._head, stop).nonzero()
             chosen = self._leaders[self._head : stop][valid]
-            reached = costs_of(chosen).cumsum()
-            num_enough = int(reached.searchsorted(room)) + 1
+            total, num_enough = len(chosen), room
+            if costs_of is not None and total:
+                reached = costs_of(chosen).cumsum()
+                total, num_enough = int(reached[-1]), int(reached.searchsorted(room)) + 1
             if num_enough <= len(chosen):
                 chosen, room = chosen[:num_enough], 0
                 self._head += int(valid[num_enough - 1]) + 1
             else:
-                room -= int(reached[-1]) if len(chosen) else 0
+                room -= total
                 self._head = stop
             self._stamps[chosen] = 0
             taken.append(chosen)

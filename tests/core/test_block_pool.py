@@ -46,7 +46,7 @@ def test_units_without_content_are_plain_again_as_soon_as_nobody_holds_them() ->
     pool = make_pool(20, 2)
     leaders = pool.take(0, 3)[0]
     pool.touch(0, leaders[:1])
-    assert len(pool.drop(0, leaders).leaders) == 0
+    assert len(pool.drop(0, leaders)) == 0
     assert pool.num_free == 19 - 2
     pool.drop(0, leaders[:1])
     assert pool.num_free == 19
@@ -58,7 +58,7 @@ def test_cached_units_queue_up_and_the_least_recently_freed_goes_first() -> None
     leaders = pool.take(0, 7)[0]
     cache(pool, 0, leaders)
     order = leaders[[3, 0, 6, 1, 2, 5, 4]]
-    pool.enqueue(pool.drop(0, order).leaders)
+    pool.enqueue(pool.drop(0, order))
     assert pool.num_free == 7
     assert len(pool.plain_ids()) == 0
     assert [int(pool.take(0, 1)[0, 0]) for _ in range(7)] == order.tolist()
@@ -69,7 +69,7 @@ def test_weak_units_go_before_strong_ones_freed_earlier() -> None:
     leaders = pool.take(0, 4)[0]
     cache(pool, 0, leaders)
     pool.strong[leaders[2:]] = False
-    pool.enqueue(pool.drop(0, leaders).leaders)
+    pool.enqueue(pool.drop(0, leaders))
     assert pool.free_units().tolist() == leaders[[2, 3, 0, 1]].tolist()
 
 
@@ -77,7 +77,7 @@ def test_promoted_units_go_with_the_strong_ones() -> None:
     pool = make_pool(5)
     leaders = pool.take(0, 4)[0]
     cache(pool, 0, leaders, strong=False)
-    pool.enqueue(pool.drop(0, leaders).leaders)
+    pool.enqueue(pool.drop(0, leaders))
     pool.promote(leaders[:2])
     assert pool.free_units().tolist() == leaders[[2, 3, 0, 1]].tolist()
     assert pool.num_free == 4
@@ -87,11 +87,11 @@ def test_a_touched_unit_leaves_the_queue_and_comes_back_at_its_end() -> None:
     pool = make_pool(5)
     leaders = pool.take(0, 4)[0]
     cache(pool, 0, leaders)
-    pool.enqueue(pool.drop(0, leaders).leaders)
+    pool.enqueue(pool.drop(0, leaders))
     pool.touch(0, leaders[:1])
     assert pool.num_free == 3
     assert pool.free_units().tolist() == leaders[1:].tolist()
-    pool.enqueue(pool.drop(0, leaders[:1]).leaders)
+    pool.enqueue(pool.drop(0, leaders[:1]))
     assert pool.free_units().tolist() == [*leaders[1:].tolist(), int(leaders[0])]
 
 
@@ -101,7 +101,7 @@ def test_evicting_one_id_turns_the_whole_unit_into_plain_ids() -> None:
     pool._listeners[0] = lambda leaders: told.extend(leaders.tolist())
     ids = pool.take(0, 2)
     cache(pool, 0, ids[0])
-    pool.enqueue(pool.drop(0, ids[0]).leaders)
+    pool.enqueue(pool.drop(0, ids[0]))
     version = pool.version
     pool.take(1, 1)
     assert told == [int(ids[0, 0])]
@@ -117,7 +117,7 @@ def test_forgetting_a_held_unit_leaves_it_with_its_holder() -> None:
     cache(pool, 0, leaders)
     pool.forget(0, leaders)
     assert pool.num_free == 1
-    assert len(pool.drop(0, leaders).leaders) == 0
+    assert len(pool.drop(0, leaders)) == 0
     assert pool.num_free == 3
 
 
@@ -126,12 +126,12 @@ def test_the_queue_survives_many_turns_of_its_ring() -> None:
     pool = make_pool(12)
     leaders = pool.take(0, 11)[0]
     cache(pool, 0, leaders)
-    pool.enqueue(pool.drop(0, leaders).leaders)
+    pool.enqueue(pool.drop(0, leaders))
     order = leaders.tolist()
     for _ in range(500):
         chosen = rng.choice(leaders, rng.integers(1, 5), replace=False).astype(np.int32)
         pool.touch(0, chosen)
-        pool.enqueue(pool.drop(0, chosen).leaders)
+        pool.enqueue(pool.drop(0, chosen))
         order = [leader for leader in order if leader not in chosen] + chosen.tolist()
         assert pool.free_units().tolist() == order
 
