@@ -47,7 +47,9 @@ class Upkeep:
         self._rows.position[rows] = after
         self._rows.last_step[rows] = self._clock.step
         self._has_lazy_rows = self._may_have_to_cache = True
-        if len(visited):
+        if len(visited) == 1:
+            self._rows.refresh_one(int(visited[0]))
+        elif len(visited):
             self._rows.refresh(visited)
 
     def rewind(self, rows: NDArray[np.integer], num_tokens: NDArray[np.integer]) -> None:
