@@ -11,8 +11,20 @@ from jax.experimental import topologies
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-_ACCELERATOR_TYPES = {"v5e": "v5litepod-1", "v6e": "v6e-1", "tpu7x": "tpu7x-2"}
-TPU_TOPOLOGIES = {"v5e": "v5e:1x1", "v6e": "v6e:1x1", "tpu7x": "tpu7x:1x1x1"}
+_ACCELERATOR_TYPES = {
+    "v4": "v4-8",
+    "v5e": "v5litepod-1",
+    "v5p": "v5p-8",
+    "v6e": "v6e-1",
+    "tpu7x": "tpu7x-2",
+}
+TPU_TOPOLOGIES = {
+    "v4": "v4:2x2x1",
+    "v5e": "v5e:1x1",
+    "v5p": "v5p:2x2x1",
+    "v6e": "v6e:1x1",
+    "tpu7x": "tpu7x:1x1x1",
+}
 
 
 @cache
@@ -46,7 +58,7 @@ def no_compilation_cache() -> Iterator[None]:
 def compile_for_tpu(
     function: Callable[..., Any], arguments: Sequence[Any], *, chip: str, donate: int | None = None
 ) -> jax.stages.Compiled:
-    """`function` compiled for one device of `chip` ("v5e", "v6e", "tpu7x").
+    """`function` compiled for one device of `chip`, a key of `TPU_TOPOLOGIES`.
 
     `arguments` are pytrees of arrays or `jax.ShapeDtypeStruct`; `donate` is the index of a donated one.
     """

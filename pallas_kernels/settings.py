@@ -62,4 +62,4 @@ class AttentionSettings:
         """Sinks of rows `token * group + member` of each KV head, float32 `[heads, tokens * group]`."""
         if self.sinks is None:
             return None
-        return jnp.tile(self.sinks.astype(jnp.float32).reshape(heads, -1), (1, tokens))
+        return jnp.tile(jnp.asarray(self.sinks, jnp.float32).reshape(heads, -1), (1, tokens))

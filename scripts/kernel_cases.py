@@ -10,8 +10,10 @@ import numpy as np
 
 from pallas_kernels import AttentionPageLayout, GroupTable, RaggedBatch, write_kv
 from pallas_kernels.settings import AttentionSettings
-from pallas_kernels.tpu.attention import DECODE_CHUNK, PREFILL_CHUNK, PREFILL_ROWS, plan_call
-from pallas_kernels.tpu.kernel import KernelScalars, attend_tiles
+from pallas_kernels.tpu.decode import DecodeScalars, attend_decodes
+from pallas_kernels.tpu.decode_plan import plan_decode
+from pallas_kernels.tpu.prefill import PrefillScalars, attend_tiles
+from pallas_kernels.tpu.prefill_plan import plan_prefill
 
 POOL_BYTES = 1 << 30  # at least
 
@@ -30,7 +32,17 @@ class Case:
     context: int = 8192
     new: int = 1
     window: int | None = None
+    chunk: int | None = None
+    sinks: bool = False
     quick: bool = False
+
+    @property
+    def oldest(self) -> int:
+        """The first position that this step's first token sees."""
+        first = self.context - self.new
+        if self.window is not None:
+            return max(first - self.window + 1, 0)
+        return 0 if self.chunk is None else first // self.chunk * self.chunk
 
     @property
     def layout(self) -> AttentionPageLayout:
@@ -55,15 +67,27 @@ _GEMMA_27B = Case(  # under tensor parallel 4
     kernel="attention", block_size=128, kv_heads=4, head_size=128, q_heads=8
 )
 _GEMMA_270M = Case(kernel="attention", block_size=16, kv_heads=1, head_size=256, q_heads=4, sequences=8)
+_GPT_OSS = Case(  # 120B under tensor parallel 4
+    kernel="attention", block_size=128, kv_heads=2, head_size=64, q_heads=16, sinks=True
+)
+_SCOUT = Case(  # Llama 4 Scout under tensor parallel 4
+    kernel="attention", block_size=128, kv_heads=2, head_size=128, q_heads=10, context=12_288
+)
 _CHUNK = replace(_GEMMA_27B, sequences=1, new=2048)
 CASES: dict[str, Case] = {
     "gemma3-27b/4 decode": replace(_GEMMA_27B, quick=True),
     "gemma3-27b/4 decode window": replace(_GEMMA_27B, window=1024),
-    "gemma3-27b/4 prefill": _CHUNK,
+    "gemma3-27b/4 prefill": replace(_CHUNK, quick=True),
     "gemma3-27b/4 prefill window": replace(_CHUNK, window=1024),
     "gemma3-270m decode": _GEMMA_270M,
     "gemma3-270m decode float32": replace(_GEMMA_270M, dtype="float32"),
     "gemma3-270m prefill window": replace(_GEMMA_270M, sequences=1, new=2048, window=512),
+    "gpt-oss-120b/4 decode": replace(_GPT_OSS, quick=True),
+    "gpt-oss-120b/4 decode window": replace(_GPT_OSS, window=128),
+    "gpt-oss-120b/4 prefill": replace(_GPT_OSS, sequences=1, new=2048),
+    "gpt-oss-120b/4 prefill window": replace(_GPT_OSS, sequences=1, new=2048, window=128),
+    "llama4-scout/4 decode chunk": replace(_SCOUT, chunk=8192),
+    "llama4-scout/4 prefill chunk": replace(_SCOUT, chunk=8192, sequences=1, new=2048),
     "gemma3-27b/4 write decode": replace(_GEMMA_27B, kernel="write", quick=True),
     "gemma3-27b/4 write prefill": replace(_CHUNK, kernel="write"),
 }
@@ -78,9 +102,7 @@ def for_cost_tool(name: str) -> tuple[Any, Any]:
 
 def build(case: Case) -> Built:
     """The one call that a case is about, its tables full and shuffled."""
-    oldest = (
-        0 if case.window is None else max(case.context - case.new - case.window + 1, 0) // case.block_size
-    )
+    oldest = case.oldest // case.block_size
     width = -(-case.context // case.block_size) - oldest
     # A pool that fits VMEM is moved there, and the kernel seems to need no HBM.
     num_blocks = max(case.sequences * width + 1, POOL_BYTES // (case.layout.page_rows * 512))
@@ -89,35 +111,73 @@ def build(case: Case) -> Built:
     pages = jax.ShapeDtypeStruct((num_blocks, case.layout.page_rows, 128), jnp.uint32)
     if case.kernel == "write":
         return _build_write(case, table, pages)
-    return _build_attention(case, table, pages)
+    build_kernel = _build_decode if case.new == 1 else _build_prefill
+    return build_kernel(case, table, pages)
 
 
-def _build_attention(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -> Built:
-    """The kernel's own call: its scalars are arguments, so that a tool can read them."""
-    group = case.q_heads // case.kv_heads
-    decode = case.new == 1
-    size = 1 if decode else PREFILL_ROWS // group
-    tiles = case.new // size
-    row_multiple = 16 if case.dtype == "bfloat16" else 8
-    scalars = KernelScalars(
-        info=_ints([0, case.sequences * tiles - 1]),
-        seq=_ints(np.repeat(np.arange(case.sequences), tiles)),
-        position=_ints(np.tile(case.context - case.new + np.arange(tiles) * size, case.sequences)),
-        num_queries=_ints(np.full(case.sequences * tiles, size)),
+def _build_decode(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -> Built:
+    """The decode kernel's own call: its scalars are arguments, so that a tool can read them."""
+    settings = _settings(case)
+    dtype = jnp.dtype(case.dtype)
+    rows, width = table.block_ids.shape
+    plan = plan_decode(settings, q_heads=case.q_heads, dtype=dtype, rows=rows, table_width=width)
+    scalars = DecodeScalars(
+        info=_ints([0, rows]),
+        seq_lens=_ints(np.full(rows, case.context)),
         first_block=table.first_block,
         block_ids=table.block_ids.reshape(-1),
     )
-    rows = -(-size * group // row_multiple) * row_multiple
-    shape = (case.sequences * tiles, case.kv_heads, rows, case.head_size)
-    settings = AttentionSettings(
-        layout=case.layout, layer_slot=0, layer_slots=1, scale=0.06, sliding_window=case.window
+    q = jax.ShapeDtypeStruct((rows, plan.math.products, plan.math.rows, plan.math.loader.width), dtype)
+
+    def attend(scalars: DecodeScalars, q: jax.Array, pages: jax.Array) -> jax.Array:
+        sinks = None if settings.sinks is None else plan.math.arrange_sinks(settings.sinks)
+        return attend_decodes(scalars, q, sinks, pages, plan, settings)
+
+    return Built(attend, (scalars, q, pages), None)
+
+
+def _build_prefill(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -> Built:
+    """The same of the prefill kernel."""
+    settings = _settings(case)
+    group = case.q_heads // case.kv_heads
+    dtype = jnp.dtype(case.dtype)
+    plan = plan_prefill(
+        settings,
+        group=group,
+        tokens=case.sequences * case.new,
+        table_width=table.block_ids.shape[1],
+        dtype=dtype,
     )
-    plan = plan_call(settings, group, table.block_ids.shape[1], DECODE_CHUNK if decode else PREFILL_CHUNK)
+    tiles = case.new // plan.tile
+    scalars = PrefillScalars(
+        info=_ints([0, case.sequences * tiles - 1]),
+        seq=_ints(np.repeat(np.arange(case.sequences), tiles)),
+        position=_ints(np.tile(case.context - case.new + np.arange(tiles) * plan.tile, case.sequences)),
+        num_queries=_ints(np.full(case.sequences * tiles, plan.tile)),
+        first_block=table.first_block,
+        block_ids=table.block_ids.reshape(-1),
+    )
+    shape = (case.sequences * tiles, case.kv_heads, plan.math.rows, plan.math.loader.width)
 
-    def attend(scalars: KernelScalars, q: jax.Array, pages: jax.Array) -> jax.Array:
-        return attend_tiles(scalars, q, pages, plan)
+    def attend(scalars: PrefillScalars, q: jax.Array, pages: jax.Array) -> jax.Array:
+        sinks = settings.sinks_by_row(case.kv_heads, plan.tile)
+        return attend_tiles(
+            scalars, q, None if sinks is None else plan.math.places.spread_sinks(sinks), pages, plan
+        )
 
-    return Built(attend, (scalars, jax.ShapeDtypeStruct(shape, jnp.dtype(case.dtype)), pages), None)
+    return Built(attend, (scalars, jax.ShapeDtypeStruct(shape, dtype), pages), None)
+
+
+def _settings(case: Case) -> AttentionSettings:
+    return AttentionSettings(
+        layout=case.layout,
+        layer_slot=0,
+        layer_slots=1,
+        scale=case.head_size**-0.5,
+        sliding_window=case.window,
+        attention_chunk_size=case.chunk,
+        sinks=_zeros(case.q_heads) if case.sinks else None,
+    )
 
 
 def _build_write(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -> Built:
@@ -146,3 +206,8 @@ def _build_write(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -> 
 def _ints(values: Any) -> Any:
     """Int32, in numpy: a cost tool reads real values."""
     return np.asarray(values, np.int32)
+
+
+def _zeros(size: int) -> Any:
+    """Float32, in numpy: nothing is put on a device before a tool has described one."""
+    return np.zeros(size, np.float32)

@@ -6,23 +6,13 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.batch import GroupTable, RaggedBatch
-from pallas_kernels.layout import LANES
 from pallas_kernels.settings import AttentionSettings
-from pallas_kernels.tpu.chunk_math import ChunkMath
-from pallas_kernels.tpu.kernel import KernelPlan, KernelScalars, attend_tiles
-from pallas_kernels.tpu.tiles import (
-    TiledQueries,
-    TileSchedule,
-    decode_tiles,
-    merge_tiles,
-    prefill_tiles,
-    untile_decodes,
-)
-
-CHUNK_BYTES = 2 << 20  # of one of the two page buffers
-DECODE_CHUNK = 1024  # tokens
-PREFILL_CHUNK = 512
-PREFILL_ROWS = 256  # query rows (tokens x group) of a prefill tile, about
+from pallas_kernels.tpu.decode import DecodeScalars, attend_decodes
+from pallas_kernels.tpu.decode_plan import plan_decode
+from pallas_kernels.tpu.parts import Part, parts_of
+from pallas_kernels.tpu.prefill import PrefillScalars, attend_tiles
+from pallas_kernels.tpu.prefill_plan import plan_prefill
+from pallas_kernels.tpu.tiles import prefill_tiles, untile
 
 
 def paged_attention_tpu(
@@ -35,46 +25,71 @@ def paged_attention_tpu(
     interpret: Any = False,
 ) -> jax.Array:
     """Same contract as `paged_attention_reference`. `interpret` is `pallas_call`'s."""
-    layout = settings.layout
-    heads = layout.num_kv_heads
-    group = q.shape[1] // heads
-    in_bf16 = q.dtype == jnp.bfloat16 and layout.dtype == "bfloat16"
-    row_multiple = 16 if in_bf16 else 8
-    size = max(1, min(PREFILL_ROWS // group, q.shape[0]))
+    in_bf16 = q.dtype == jnp.bfloat16 and settings.layout.dtype == "bfloat16"
     queries = q.astype(jnp.bfloat16 if in_bf16 else jnp.float32)
-
-    def attend(tiles: TiledQueries, chunk_tokens: int) -> jax.Array:
-        plan = plan_call(settings, group, table.block_ids.shape[1], chunk_tokens)
-        scalars = scalars_of(tiles.schedule, table, settings)
-        return attend_tiles(scalars, tiles.q, pages, plan, interpret=interpret)
-
-    decoded = attend(decode_tiles(queries, batch, heads, row_multiple), DECODE_CHUNK)
-    if batch.decode_only:
-        return untile_decodes(decoded, batch, group).astype(q.dtype)
-    prefilled = attend(prefill_tiles(queries, batch, heads, size, row_multiple), PREFILL_CHUNK)
-    return merge_tiles(decoded, prefilled, batch, size, group).astype(q.dtype)
+    parts = list(parts_of(batch, table))
+    decodes = _with_rows(queries, batch.seq_lens.shape[0])
+    decoded = [_decode(decodes, pages, part, settings, interpret=interpret) for part in parts]
+    is_decode = jnp.arange(q.shape[0]) < batch.num_decodes
+    out = jnp.where(is_decode[:, None, None], _with_rows(jnp.concatenate(decoded), q.shape[0]), 0)
+    if not batch.decode_only:
+        for part in parts:
+            out = out + _prefill(queries, pages, part, settings, interpret=interpret)
+    return out.astype(q.dtype)
 
 
-def plan_call(settings: AttentionSettings, group: int, table_width: int, chunk_tokens: int) -> KernelPlan:
-    """Static sizes for tables of `table_width` entries and chunks of at most `chunk_tokens`."""
-    layout = settings.layout
-    page_bytes = layout.used_words // LANES * LANES * 4
-    return KernelPlan(
-        math=ChunkMath(
-            layout=layout,
-            group=group,
-            scale=settings.scale,
-            sliding_window=settings.sliding_window,
-            softcap=settings.softcap,
+def _decode(
+    q: jax.Array, pages: jax.Array, part: Part, settings: AttentionSettings, *, interpret: Any
+) -> jax.Array:
+    """Results of a part's sequences (the decodes' have a meaning), row s of `q [S, Hq, D]` for sequence s."""
+    rows, width = part.table.block_ids.shape
+    mine = slice(part.first, part.first + rows)
+    plan = plan_decode(settings, q_heads=q.shape[1], dtype=q.dtype, rows=rows, table_width=width)
+    whole = -(-rows // plan.sequences) * plan.sequences
+    info = jnp.stack([jnp.asarray(settings.layer_slot, jnp.int32), part.batch.num_decodes - part.first])
+    out = attend_decodes(
+        DecodeScalars(
+            info, part.batch.seq_lens[mine], part.table.first_block, part.table.block_ids.reshape(-1)
         ),
-        blocks=max(min(chunk_tokens // layout.block_size, CHUNK_BYTES // page_bytes, table_width), 1),
-        table_width=table_width,
-        layer_slots=settings.layer_slots,
+        plan.math.arrange(_with_rows(q[mine], whole)),
+        None if settings.sinks is None else plan.math.arrange_sinks(settings.sinks),
+        pages,
+        plan,
+        settings,
+        interpret=interpret,
     )
+    return plan.math.restore(out)[:rows]
 
 
-def scalars_of(schedule: TileSchedule, table: GroupTable, settings: AttentionSettings) -> KernelScalars:
-    """The kernel's scalars for a schedule."""
-    last_live = jnp.maximum((schedule.num_queries > 0).sum() - 1, 0)
+def _prefill(
+    q: jax.Array, pages: jax.Array, part: Part, settings: AttentionSettings, *, interpret: Any
+) -> jax.Array:
+    """Results `[T, Hq, D]` of a part's prefill chunks; 0 for the other tokens."""
+    layout = settings.layout
+    group = q.shape[1] // layout.num_kv_heads
+    plan = plan_prefill(
+        settings, group=group, tokens=q.shape[0], table_width=part.table.block_ids.shape[1], dtype=q.dtype
+    )
+    tiles = prefill_tiles(q, part.batch, layout.num_kv_heads, plan.tile, plan.math.place_rows)
+    in_part = jnp.clip(tiles.schedule.seq - part.first, 0, part.table.first_block.shape[0] - 1)
+    schedule = tiles.schedule._replace(seq=in_part)
+    last_live = jnp.maximum((tiles.schedule.num_queries > 0).sum() - 1, 0)
     info = jnp.stack([jnp.asarray(settings.layer_slot, jnp.int32), last_live.astype(jnp.int32)])
-    return KernelScalars(info, *schedule, table.first_block, table.block_ids.reshape(-1))
+    sinks = settings.sinks_by_row(layout.num_kv_heads, plan.tile)
+    if sinks is not None:
+        padding = plan.math.place_rows - sinks.shape[1]
+        sinks = plan.math.places.spread_sinks(jnp.pad(sinks, ((0, 0), (0, padding))))
+    out = attend_tiles(
+        PrefillScalars(info, *schedule, part.table.first_block, part.table.block_ids.reshape(-1)),
+        plan.math.places.spread(tiles.q),
+        sinks,
+        pages,
+        plan,
+        interpret=interpret,
+    )
+    return untile(out[..., : layout.head_size], part.batch, plan.tile, group)
+
+
+def _with_rows(x: jax.Array, rows: int) -> jax.Array:
+    """`x` with exactly `rows` rows: cut, or padded with zeros."""
+    return jnp.pad(x[:rows], ((0, max(rows - x.shape[0], 0)), (0, 0), (0, 0)))

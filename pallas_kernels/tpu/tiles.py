@@ -26,22 +26,8 @@ class TiledQueries(NamedTuple):
     schedule: TileSchedule
 
 
-def decode_tiles(q: jax.Array, batch: RaggedBatch, heads: int, row_multiple: int) -> TiledQueries:
-    """One tile of one query for each sequence; only the first `num_decodes` are live."""
-    rows = batch.seq_lens.shape[0]
-    tokens, q_heads, head_size = q.shape
-    first = jnp.pad(q, ((0, max(rows - tokens, 0)), (0, 0), (0, 0)))[:rows]
-    grouped = first.reshape(rows, heads, q_heads // heads, head_size)
-    seq = jnp.arange(rows, dtype=jnp.int32)
-    live = seq < batch.num_decodes
-    return TiledQueries(
-        _pad_rows(grouped, row_multiple),
-        TileSchedule(seq, jnp.where(live, batch.seq_lens - 1, 0), live.astype(jnp.int32)),
-    )
-
-
-def prefill_tiles(q: jax.Array, batch: RaggedBatch, heads: int, size: int, row_multiple: int) -> TiledQueries:
-    """Tiles of up to `size` queries of one sequence, for the sequences after the decodes."""
+def prefill_tiles(q: jax.Array, batch: RaggedBatch, heads: int, size: int, rows_of_tile: int) -> TiledQueries:
+    """Tiles of up to `size` queries of one sequence, for the sequences after the decodes; rows are padded."""
     tokens, q_heads, head_size = q.shape
     starts, rows = batch.query_starts, batch.seq_lens.shape[0]
     last_tile = jnp.cumsum(_tiles_of_sequences(batch, size))
@@ -55,32 +41,24 @@ def prefill_tiles(q: jax.Array, batch: RaggedBatch, heads: int, size: int, row_m
     group = q_heads // heads
     tiled = q[members].reshape(tile.shape[0], size, heads, group, head_size).transpose(0, 2, 1, 3, 4)
     tiled = tiled.reshape(tile.shape[0], heads, size * group, head_size)
-    return TiledQueries(_pad_rows(tiled, row_multiple), TileSchedule(seq, position, count))
+    padding = rows_of_tile - size * group
+    return TiledQueries(
+        jnp.pad(tiled, ((0, 0), (0, 0), (0, padding), (0, 0))), TileSchedule(seq, position, count)
+    )
 
 
-def untile_decodes(decoded: jax.Array, batch: RaggedBatch, group: int) -> jax.Array:
-    """Results `[S, Hkv, rows, D]` of decode tiles in token order `[T, Hkv * group, D]`, else 0."""
-    rows, heads, _, head_size = decoded.shape
-    seq = jnp.minimum(batch.seq_ids, rows - 1)
-    out = decoded[seq, :, :group].reshape(seq.shape[0], heads * group, head_size)
-    return jnp.where((batch.seq_ids < batch.num_decodes)[:, None, None], out, 0)
-
-
-def merge_tiles(
-    decoded: jax.Array, prefilled: jax.Array, batch: RaggedBatch, size: int, group: int
-) -> jax.Array:
-    """Results `[N, Hkv, rows, D]` of both kinds in token order, `[T, Hkv * group, D]`, 0 for padding."""
-    rows, heads, _, head_size = decoded.shape
-    tokens = batch.positions.shape[0]
+def untile(tiled: jax.Array, batch: RaggedBatch, size: int, group: int) -> jax.Array:
+    """Results `[N, Hkv, rows, D]` of prefill tiles in token order, `[T, Hkv * group, D]`, else 0."""
+    _, heads, _, head_size = tiled.shape
+    tokens, rows = batch.positions.shape[0], batch.seq_lens.shape[0]
     seq = jnp.minimum(batch.seq_ids, rows - 1)
     per_sequence = _tiles_of_sequences(batch, size)
     offset = jnp.arange(tokens) - batch.query_starts[seq]
     tile = (jnp.cumsum(per_sequence) - per_sequence)[seq] + offset // size
-    by_token = prefilled[:, :, : size * group].reshape(-1, heads, size, group, head_size)
+    by_token = tiled[:, :, : size * group].reshape(-1, heads, size, group, head_size)
     many = by_token[jnp.clip(tile, 0, by_token.shape[0] - 1), :, offset % size]
-    in_prefill = (batch.seq_ids >= batch.num_decodes) & (batch.seq_ids < rows)
-    many = many.reshape(tokens, heads * group, head_size)
-    return jnp.where(in_prefill[:, None, None], many, untile_decodes(decoded, batch, group))
+    in_prefill = (batch.seq_ids >= batch.num_decodes) & (batch.seq_ids < batch.num_seqs)
+    return jnp.where(in_prefill[:, None, None], many.reshape(tokens, heads * group, head_size), 0)
 
 
 def _tiles_of_sequences(batch: RaggedBatch, size: int) -> jax.Array:
@@ -89,8 +67,3 @@ def _tiles_of_sequences(batch: RaggedBatch, size: int) -> jax.Array:
     lengths = batch.query_starts[1:] - batch.query_starts[:-1]
     in_prefill = (index >= batch.num_decodes) & (index < batch.num_seqs)
     return jnp.where(in_prefill, -(-lengths // size), 0).astype(jnp.int32)
-
-
-def _pad_rows(x: jax.Array, multiple: int) -> jax.Array:
-    """Rows (axis 2) padded with zeros to a multiple."""
-    return jnp.pad(x, ((0, 0), (0, 0), (0, -x.shape[2] % multiple), (0, 0)))

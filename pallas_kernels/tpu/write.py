@@ -12,6 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.batch import GroupTable, RaggedBatch
 from pallas_kernels.layout import LANES, AttentionPageLayout
 from pallas_kernels.settings import AttentionSettings
+from pallas_kernels.xla.write import write_kv_xla
 
 
 def write_kv_tpu(
@@ -24,8 +25,13 @@ def write_kv_tpu(
     *,
     interpret: Any = False,
 ) -> jax.Array:
-    """Same contract as `write_kv_reference`. `interpret` is `pallas_call`'s."""
+    """Same contract as `write_kv_reference`; in plain XLA for heads narrower than 128.
+
+    `interpret` is `pallas_call`'s.
+    """
     layout = settings.layout
+    if not layout.rows_are_whole:  # no DMA writes a part of a row
+        return write_kv_xla(pages, k, v, batch, table, settings)
     tokens = k.shape[0]
     rows, width = table.block_ids.shape
     parts = layout.head_size // LANES

@@ -26,18 +26,20 @@ def write_kv_xla(
     page = table.block_ids[seq, entry] * settings.layer_slots + settings.layer_slot
     slot = batch.positions % layout.block_size
     if layout.rows_are_whole:
-        operand, unit, window = pages, layout.head_size // LANES, (layout.head_size // LANES, LANES)
+        operand, window = pages, (layout.head_size // LANES, LANES)
+    elif LANES % layout.head_size == 0:  # a part of a row; a TPU would copy the pool to reshape it
+        operand, window = pages, (1, layout.head_size)
     else:
-        operand = pages.reshape(pages.shape[0], layout.page_rows * LANES)
-        unit, window = layout.head_size, (layout.head_size,)
+        operand, window = pages.reshape(pages.shape[0], layout.page_rows * LANES), (layout.head_size,)
     count = batch.query_starts[batch.num_seqs]
 
     def write_token(token: jax.Array, pool: jax.Array) -> jax.Array:
         piece = lax.dynamic_slice_in_dim(words, token, 1)
         for head in range(layout.num_kv_heads):
             for plane in range(layout.planes):
-                start = ((head * layout.planes + plane) * layout.block_size + slot[token]) * unit
-                at = (page[token], start) + (0,) * (len(window) - 1)
+                word = ((head * layout.planes + plane) * layout.block_size + slot[token]) * layout.head_size
+                in_row = 0 if layout.rows_are_whole else word % LANES
+                at = (page[token], word) if len(window) == 1 else (page[token], word // LANES, in_row)
                 pool = lax.dynamic_update_slice(pool, piece[:, head, plane].reshape(1, *window), at)
         return pool
 

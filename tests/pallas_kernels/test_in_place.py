@@ -44,5 +44,5 @@ def test_the_xla_form_compiled_for_a_tpu():
 
 
 def test_an_unknown_chip_is_refused():
-    with pytest.raises(ValueError, match="unknown chip 'v9', known: v5e, v6e, tpu7x"):
+    with pytest.raises(ValueError, match="unknown chip 'v9', known: v4, v5e, v5p, v6e, tpu7x"):
         compile_for_tpu(lambda x: x, (), chip="v9")

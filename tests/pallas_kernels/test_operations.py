@@ -34,7 +34,8 @@ def test_a_cpu_takes_xla():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"head_size": 64}, "head_size 64 is not a multiple of 128"),
+        ({"head_size": 96}, "head_size 96 is not a multiple of 128"),
+        ({"head_size": 64}, "block_size 8 is not a multiple of 16"),
         ({"block_size": 4}, "block_size 4 is not a multiple of 8"),
         ({"spare_width": 200_000}, "above 524288"),
     ],

@@ -6,7 +6,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.settings import AttentionSettings
-from pallas_kernels.tpu import attention
+from pallas_kernels.tpu import decode_plan, parts, prefill_plan
 from pallas_kernels.tpu.attention import paged_attention_tpu
 from pallas_kernels.tpu.write import write_kv_tpu
 from tests.pallas_kernels.cases import Step, attention_by_hand, make_step, written_by_hand
@@ -15,11 +15,13 @@ INTERPRET = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise"
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """Two blocks a chunk and a few queries a tile, so that tiny sequences cross both."""
-    monkeypatch.setattr(attention, "DECODE_CHUNK", 16)
-    monkeypatch.setattr(attention, "PREFILL_CHUNK", 16)
-    monkeypatch.setattr(attention, "PREFILL_ROWS", 16)
+def small_buffers(monkeypatch):
+    """Two pages a run or chunk, two runs a step, a few queries a tile: tiny sequences cross all of them."""
+    monkeypatch.setattr(decode_plan, "RUN_TOKENS", 16)
+    monkeypatch.setattr(decode_plan, "STEP_TOKENS", 32)
+    monkeypatch.setattr(decode_plan, "SEQUENCES", 4)
+    monkeypatch.setattr(prefill_plan, "CHUNK_TOKENS", 16)
+    monkeypatch.setattr(prefill_plan, "TILE_ROWS", 16)
 
 
 def settings_of(step: Step, **rest) -> AttentionSettings:
@@ -28,47 +30,99 @@ def settings_of(step: Step, **rest) -> AttentionSettings:
     )
 
 
+def check(step: Step, **rest) -> None:
+    """Attention over the step's pages, other words NaN, against the definition."""
+    pages = jax.numpy.asarray(written_by_hand(step))
+    sinks = rest.pop("sinks", None)
+    settings = settings_of(
+        step,
+        sliding_window=rest.get("window"),
+        attention_chunk_size=rest.get("chunk"),
+        softcap=rest.get("softcap"),
+        sinks=None if sinks is None else jax.numpy.asarray(sinks),
+    )
+    out = paged_attention_tpu(step.q, pages, step.batch, step.table, settings, interpret=INTERPRET)
+    tolerance = {"float32": 2e-5, "bfloat16": 2e-2}[step.layout.dtype]
+    expected = attention_by_hand(step, scale=0.3, sinks=sinks, **rest)
+    np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=tolerance, rtol=tolerance)
+
+
 @pytest.mark.parametrize(
-    ("case", "window", "softcap"),
+    ("case", "rest"),
     [
-        ({"heads": 1, "head_size": 256, "dtype": "float32", "group": 4}, None, None),
-        ({"heads": 1, "head_size": 256, "dtype": "bfloat16", "group": 4}, 9, None),
-        ({"heads": 2, "head_size": 128, "dtype": "bfloat16", "group": 1}, 8, 5.0),
-        ({"heads": 1, "head_size": 128, "dtype": "bfloat16", "group": 16}, 1, None),
-        ({"heads": 2, "head_size": 128, "dtype": "float32", "group": 3}, 40, None),
+        ({"heads": 1, "head_size": 256, "dtype": "float32", "group": 4}, {}),
+        ({"heads": 1, "head_size": 256, "dtype": "bfloat16", "group": 4}, {"window": 9}),
+        ({"heads": 2, "head_size": 128, "dtype": "bfloat16", "group": 1}, {"window": 8, "softcap": 5.0}),
+        ({"heads": 1, "head_size": 128, "dtype": "bfloat16", "group": 16}, {"window": 1}),
+        ({"heads": 2, "head_size": 128, "dtype": "float32", "group": 3}, {"window": 40}),
+        ({"heads": 4, "head_size": 128, "dtype": "bfloat16", "group": 2}, {"chunk": 12}),
+        ({"heads": 1, "head_size": 128, "dtype": "float32", "group": 2}, {"chunk": 8}),
     ],
 )
-def test_attention_equals_the_definition(case, window, softcap):
+def test_mixed_steps(case, rest):
     step = make_step(
         seq_lens=[8, 37, 20],
         query_lens=[1, 1, 10],
         block_size=8,
-        window=window,
         activation_dtype=case["dtype"],
         spare_tokens=2,
         spare_rows=1,
         **case,
+        **{name: rest[name] for name in ("window", "chunk") if name in rest},
     )
-    pages = jax.numpy.asarray(written_by_hand(step))
-    out = paged_attention_tpu(
-        step.q,
-        pages,
-        step.batch,
-        step.table,
-        settings_of(step, sliding_window=window, softcap=softcap),
-        interpret=INTERPRET,
+    check(step, **rest)
+
+
+@pytest.mark.parametrize(("dtype", "group", "window"), [("bfloat16", 4, None), ("float32", 3, 16)])
+def test_heads_of_64_with_sinks(dtype, group, window):
+    step = make_step(
+        seq_lens=[1, 33, 18],
+        query_lens=[1, 1, 5],
+        block_size=16,
+        heads=2,
+        head_size=64,
+        group=group,
+        dtype=dtype,
+        activation_dtype=dtype,
+        window=window,
     )
-    tolerance = {"float32": 2e-5, "bfloat16": 2e-2}[case["dtype"]]
-    expected = attention_by_hand(step, scale=0.3, window=window, softcap=softcap)
-    np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=tolerance, rtol=tolerance)
+    check(step, window=window, sinks=np.linspace(-4, 4, 2 * group, dtype=np.float32))
+
+
+def test_decodes_of_every_length_around_a_page():
+    """More sequences than one grid step takes, the last step not full."""
+    step = make_step(seq_lens=[1, 7, 8, 9, 17, 16], query_lens=[1] * 6, block_size=8, head_size=128, group=2)
+    check(step)
+
+
+@pytest.mark.parametrize("chunk", [None, 160])
+def test_prefill_in_chunks_of_whole_tiles(monkeypatch, chunk):
+    monkeypatch.setattr(prefill_plan, "CHUNK_TOKENS", 128)
+    step = make_step(
+        seq_lens=[170],
+        query_lens=[15],
+        block_size=64,
+        head_size=128,
+        group=2,
+        dtype="bfloat16",
+        activation_dtype="bfloat16",
+        chunk=chunk,
+    )
+    check(step, chunk=chunk)
+
+
+def test_a_table_too_large_for_smem_is_served_in_parts(monkeypatch):
+    step = make_step(
+        seq_lens=[9, 4, 12], query_lens=[1, 1, 7], block_size=8, head_size=128, group=2, spare_tokens=1
+    )
+    monkeypatch.setattr(parts, "TABLE_BYTES", 4 * step.table.block_ids.shape[1])
+    check(step)
 
 
 @pytest.mark.parametrize(("seq_lens", "query_lens"), [([5], [5]), ([9, 30], [1, 1]), ([16], [16])], ids=str)
 def test_steps_of_one_kind_only(seq_lens, query_lens):
     step = make_step(seq_lens=seq_lens, query_lens=query_lens, block_size=8, head_size=128, group=2)
-    pages = jax.numpy.asarray(written_by_hand(step))
-    out = paged_attention_tpu(step.q, pages, step.batch, step.table, settings_of(step), interpret=INTERPRET)
-    np.testing.assert_allclose(out, attention_by_hand(step, scale=0.3), atol=2e-5, rtol=2e-5)
+    check(step)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,0 +1,19 @@
+"""What the chip that is compiled for has."""
+
+from jax.experimental.pallas import tpu as pltpu
+
+INTERPRETED_VMEM = 64 << 20
+
+
+def vmem_capacity() -> int:
+    """Bytes of VMEM of a core; 64 MiB where kernels are interpreted."""
+    try:
+        return pltpu.get_tpu_info().vmem_capacity_bytes
+    except ValueError:  # jax's answer where there is no TPU
+        return INTERPRETED_VMEM
+
+
+def vmem_limit(needed: int) -> int:
+    """The limit to ask for: `needed`, but no more than the chip can give."""
+    capacity = vmem_capacity()
+    return min(needed, capacity - capacity // 16)

@@ -1,0 +1,230 @@
+"""The decode kernel: one query for each sequence, over runs of its pages.
+
+A run is up to `run_pages` pages of one sequence. A step takes `runs` of them, of one sequence or of several:
+their products do not depend on each other, so the softmax of one hides behind the products of another. While
+a step is computed, the pages of the next are on their way. Nothing but the lengths says which runs there are:
+sequence after sequence, run after run.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.layout import LANES
+from pallas_kernels.settings import AttentionSettings
+from pallas_kernels.tpu.decode_math import DecodeMath
+from pallas_kernels.tpu.operands import clear_run, start_copies
+from pallas_kernels.tpu.running import HIDDEN, Softmax
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodePlan:
+    """Static sizes: sequences of one grid step, runs of one step of its loop, pages of a run."""
+
+    math: DecodeMath
+    sequences: int
+    runs: int
+    run_pages: int
+    table_width: int
+    vmem_bytes: int
+
+
+class DecodeScalars(NamedTuple):
+    """What steers the kernel, int32 in SMEM: info `[2]` is the layer slot and the number of decodes."""
+
+    info: jax.Array
+    seq_lens: jax.Array
+    first_block: jax.Array
+    block_ids: jax.Array
+
+
+class Run(NamedTuple):
+    """Scalars of a run: sequence, its first table entry, whether there is one, whether it is the first."""
+
+    seq: jax.Array
+    entry: jax.Array
+    live: jax.Array
+    first: jax.Array
+
+
+def attend_decodes(
+    scalars: DecodeScalars,
+    q: jax.Array,
+    sinks: jax.Array | None,
+    pages: jax.Array,
+    plan: DecodePlan,
+    settings: AttentionSettings,
+    *,
+    interpret: Any = False,
+) -> jax.Array:
+    """Attention of arranged queries `[S, products, rows, width]`, `[S, products, place_rows, width]`.
+
+    S is a multiple of `plan.sequences`. Only rows of decodes are written. `sinks [products, rows, 128]` are
+    the rows' tops before anything is seen, or None.
+    """
+    count, products, rows, width = q.shape
+    used_rows = settings.layout.used_words // LANES
+    out_rows = plan.math.place_rows
+    tops = jnp.full((products, rows, LANES), HIDDEN, jnp.float32) if sinks is None else sinks
+    return pl.pallas_call(
+        partial(_kernel, plan, settings),
+        grid_spec=pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=len(scalars),
+            grid=(count // plan.sequences,),
+            in_specs=[
+                pl.BlockSpec((plan.sequences, products, rows, width), lambda i, *_: (i, 0, 0, 0)),
+                pl.BlockSpec(tops.shape, lambda i, *_: (0, 0, 0)),
+                pl.BlockSpec(memory_space=pl.ANY),
+            ],
+            out_specs=pl.BlockSpec((plan.sequences, products, out_rows, width), lambda i, *_: (i, 0, 0, 0)),
+            scratch_shapes=[
+                pltpu.VMEM((2, plan.runs, plan.run_pages, used_rows, LANES), jnp.uint32),
+                pltpu.VMEM((products, rows, LANES), jnp.float32),
+                pltpu.VMEM((products, rows, LANES), jnp.float32),
+                pltpu.VMEM((products, rows, width), jnp.float32),
+                pltpu.SemaphoreType.DMA((2, plan.runs)),
+            ],
+        ),
+        out_shape=jax.ShapeDtypeStruct((count, products, out_rows, width), q.dtype),
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("arbitrary",),
+            vmem_limit_bytes=plan.vmem_bytes,
+            disable_bounds_checks=True,
+        ),
+        interpret=interpret,
+        name="paged_attention_decode",
+    )(*scalars, q, tops, pages)
+
+
+def _kernel(
+    plan: DecodePlan,
+    settings: AttentionSettings,
+    info_ref,
+    seq_lens_ref,
+    first_block_ref,
+    block_ids_ref,
+    q_ref,
+    sinks_ref,
+    pages_ref,
+    out_ref,
+    buffers,
+    top_ref,
+    total_ref,
+    weighted_ref,
+    semaphores,
+) -> None:
+    math, layout = plan.math, settings.layout
+    block_size = layout.block_size
+    base = pl.program_id(0) * plan.sequences
+    stop_seq = jnp.minimum(info_ref[1], base + plan.sequences)
+
+    def first_entry(seq):
+        start = settings.first_visible(seq_lens_ref[seq] - 1)
+        return start // block_size - first_block_ref[seq]
+
+    def end_entry(seq):
+        return (seq_lens_ref[seq] + block_size - 1) // block_size - first_block_ref[seq]
+
+    def walk(seq, entry):
+        """The next runs, and where those after them begin."""
+        runs = []
+        for _ in range(plan.runs):
+            live = seq < stop_seq
+            here = jnp.minimum(seq, stop_seq - 1)
+            runs.append(Run(here, entry, live, entry == first_entry(here)))
+            after = entry + plan.run_pages
+            done = after >= end_entry(here)
+            seq = jnp.where(done, seq + 1, seq)
+            entry = jnp.where(done, first_entry(jnp.minimum(seq, stop_seq - 1)), after)
+        return runs, seq, entry
+
+    def pages_of(run):
+        return jnp.where(run.live, jnp.minimum(end_entry(run.seq) - run.entry, plan.run_pages), 0)
+
+    def fetch(runs, slot):
+        for index, run in enumerate(runs):
+            first = run.seq * plan.table_width + run.entry
+
+            def copy(index_in_run, index=index, first=first):
+                page = block_ids_ref[first + index_in_run] * settings.layer_slots + info_ref[0]
+                return pltpu.make_async_copy(
+                    pages_ref.at[page, pl.ds(0, buffers.shape[3])],
+                    buffers.at[slot, index, index_in_run],
+                    semaphores.at[slot, index],
+                )
+
+            start_copies(pages_of(run), copy)
+
+    def wait(runs, slot):
+        for index, run in enumerate(runs):
+
+            @pl.when(run.live)
+            def _(index=index, run=run):
+                live = pl.ds(0, pages_of(run))  # of any pages: a wait counts bytes
+                pltpu.make_async_copy(
+                    pages_ref.at[live, pl.ds(0, buffers.shape[3])],
+                    buffers.at[slot, index, live],
+                    semaphores.at[slot, index],
+                ).wait()
+
+    def span(run):
+        """Position of the run's first slot, and the live positions of its sequence."""
+        position = (run.entry + first_block_ref[run.seq]) * block_size
+        length = seq_lens_ref[run.seq]
+        return position, settings.first_visible(length - 1), length
+
+    def clear(runs, slot):
+        """Zeroes the slots that hold nothing; inner runs have none."""
+        for index, run in enumerate(runs):
+            position, start, stop = span(run)
+            buffer = buffers.at[slot, index]
+
+            @pl.when(run.live & ((position < start) | (position + plan.run_pages * block_size > stop)))
+            def _(run=run, buffer=buffer, position=position, start=start, stop=stop):
+                clear_run(buffer, layout, pages_of(run), start - position, stop - position)
+
+    def compute(runs, slot):
+        products = range(math.products)
+        state = [Softmax(top_ref[g], total_ref[g], weighted_ref[g]) for g in products]
+        scored = []
+        for index, run in enumerate(runs):
+            position, start, stop = span(run)
+            query = q_ref[run.seq - base]
+            scored.append(
+                [math.scores(g, query[g], buffers.at[slot, index], position, start, stop) for g in products]
+            )
+        for index, run in enumerate(runs):
+            for g in products:
+                mine = math.softmax(*scored[index][g])
+                fresh = Softmax(
+                    sinks_ref[g],
+                    jnp.full_like(state[g].total, 0.0 if settings.sinks is None else 1.0),
+                    jnp.zeros_like(state[g].weighted),
+                )
+                before = fresh.or_else(state[g], run.first)
+                state[g] = before.merge(mine).or_else(state[g], run.live)
+                out_ref[run.seq - base, g] = math.result(state[g]).astype(out_ref.dtype)
+        for g in products:
+            top_ref[g], total_ref[g], weighted_ref[g] = state[g]
+
+    @pl.when(base < stop_seq)
+    def _():
+        entry = first_entry(base)
+        fetch(walk(base, entry)[0], 0)
+
+        def step(carry):
+            seq, entry, slot = carry
+            runs, next_seq, next_entry = walk(seq, entry)
+            fetch(walk(next_seq, next_entry)[0], 1 - slot)
+            wait(runs, slot)
+            clear(runs, slot)
+            compute(runs, slot)
+            return next_seq, next_entry, 1 - slot
+
+        lax.while_loop(lambda carry: carry[0] < stop_seq, step, (base, entry, jnp.int32(0)))

@@ -1,0 +1,149 @@
+"""What the decode kernel computes over one run of pages: a softmax of its own, to be merged with others.
+
+Several KV heads share one product: their K lie side by side along lanes, the rows of q of a head are zero in
+the lanes of the others. A product has a row for each (place in a 128-word row, head, member of the group);
+tokens that share a 128-word row are so attended apart, and merged at the end.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.layout import LANES
+from pallas_kernels.settings import AttentionSettings
+from pallas_kernels.tpu.operands import SUBLANES, OperandLoader
+from pallas_kernels.tpu.places import Places
+from pallas_kernels.tpu.running import HIDDEN, LOG2_E, Softmax
+
+PRODUCT_ROWS = 16  # rows that a product of bfloat16 takes at no more cost than fewer
+
+
+@dataclass(frozen=True)
+class DecodeMath:
+    """Static half of the mathematics. `group` query heads share a KV head; products are in `dtype`.
+
+    `scale`, `softcap` as in `AttentionSettings`.
+    """
+
+    loader: OperandLoader
+    places: Places
+    group: int
+    scale: float
+    softcap: float | None
+
+    @classmethod
+    def of(cls, settings: AttentionSettings, group: int, dtype: jnp.dtype) -> "DecodeMath":
+        """The mathematics of a layer."""
+        return cls(
+            OperandLoader(settings.layout, dtype),
+            Places(settings.layout.head_size),
+            group,
+            settings.scale,
+            settings.softcap,
+        )
+
+    @cached_property
+    def product_heads(self) -> int:
+        """KV heads of one product: as many as its rows have room for."""
+        heads, places = self.loader.layout.num_kv_heads, self.places.count
+        fitting = [
+            n for n in range(1, heads + 1) if heads % n == 0 and places * n * self.group <= PRODUCT_ROWS
+        ]
+        return max(fitting, default=1)
+
+    @property
+    def products(self) -> int:
+        """Products that serve all heads."""
+        return self.loader.layout.num_kv_heads // self.product_heads
+
+    @property
+    def place_rows(self) -> int:
+        """Rows of q for one place in a 128-word row, padded to whole tiles."""
+        return -(-self.product_heads * self.group // SUBLANES) * SUBLANES
+
+    @property
+    def rows(self) -> int:
+        """Rows of a product."""
+        return self.place_rows * self.places.count
+
+    def arrange(self, q: jax.Array) -> jax.Array:
+        """`q [S, Hq, D]` -> `[S, products, rows, width]`."""
+        return self.places.spread(self._by_product(q))
+
+    def arrange_sinks(self, sinks: jax.Array) -> jax.Array:
+        """Sinks `[Hq]` as tops `[products, rows, 128]`."""
+        return self.places.spread_sinks(self._by_product(sinks.reshape(1, -1, 1))[0, ..., 0])
+
+    def restore(self, out: jax.Array) -> jax.Array:
+        """Results `[S, products, place_rows, width]` -> `[S, Hq, D]`."""
+        used = out[:, :, : self.product_heads * self.group, : self.loader.layout.head_size]
+        return used.reshape(out.shape[0], -1, self.loader.layout.head_size)
+
+    def scores(
+        self, product: int, q: jax.Array, buffer, position, start, stop
+    ) -> tuple[jax.Array, jax.Array]:
+        """Scores in powers of two `[rows, N]` of `q [rows, width]`, hidden outside [start, stop), and V."""
+        keys, values = self.loader.load(buffer, product * self.product_heads, self.product_heads)
+        raw = lax.dot_general(
+            self._spread(q),
+            keys,
+            (((1,), (1,)), ((), ())),
+            precision=self.loader.precision,
+            preferred_element_type=jnp.float32,
+        )
+        if self.softcap is None:
+            scores = raw * (self.scale * LOG2_E)
+        else:
+            scores = jnp.tanh(raw * (self.scale / self.softcap)) * (self.softcap * LOG2_E)
+        places = self.places.count
+        row = self.loader.row_of(lax.broadcasted_iota(jnp.int32, scores.shape, 1))
+        place = lax.broadcasted_iota(jnp.int32, scores.shape, 0) // self.place_rows
+        slot = position + row * places + place
+        return jnp.where((slot >= start) & (slot < stop), scores, HIDDEN), values
+
+    def softmax(self, scores: jax.Array, values: jax.Array) -> Softmax:
+        """The softmax of a run."""
+        top = scores.max(axis=1, keepdims=True)
+        weights = jnp.exp2(scores - top)
+        total = weights.sum(axis=1, keepdims=True)
+        spread = jnp.dot(
+            weights.astype(self.loader.dtype),
+            values,
+            precision=self.loader.precision,
+            preferred_element_type=jnp.float32,
+        )
+        wide = (self.rows, LANES)
+        return Softmax(jnp.broadcast_to(top, wide), jnp.broadcast_to(total, wide), self._gather(spread))
+
+    def result(self, softmax: Softmax) -> jax.Array:
+        """The weighted mean `[place_rows, width]`; lanes from `head_size` on have no meaning."""
+        return self.places.merge(softmax).result()
+
+    def _by_product(self, x: jax.Array) -> jax.Array:
+        """`[S, Hq, L]` -> `[S, products, place_rows, L]`."""
+        used = self.product_heads * self.group
+        grouped = x.reshape(x.shape[0], self.products, used, x.shape[2])
+        return jnp.pad(grouped, ((0, 0), (0, 0), (0, self.place_rows - used), (0, 0)))
+
+    def _head_of_row(self, shape: tuple[int, ...]) -> jax.Array:
+        row = lax.broadcasted_iota(jnp.int32, shape, 0)
+        return row % self.place_rows // self.group
+
+    def _spread(self, q: jax.Array) -> jax.Array:
+        """`[rows, width]` -> `[rows, heads * width]`, zero in the lanes of other heads."""
+        head = self._head_of_row(q.shape)
+        return jnp.concatenate(
+            [jnp.where(head == h, q, jnp.zeros_like(q)) for h in range(self.product_heads)], axis=1
+        )
+
+    def _gather(self, spread: jax.Array) -> jax.Array:
+        """`[rows, heads * width]` -> `[rows, width]`: each row from the lanes of its head."""
+        width = self.loader.width
+        gathered = spread[:, :width]
+        head = self._head_of_row(gathered.shape)
+        for h in range(1, self.product_heads):
+            gathered = jnp.where(head == h, spread[:, h * width : (h + 1) * width], gathered)
+        return gathered

@@ -1,0 +1,50 @@
+"""Sizes of the decode kernel's buffers, from the shape of a layer and of a step."""
+
+import math
+
+import jax.numpy as jnp
+
+from pallas_kernels.settings import AttentionSettings
+from pallas_kernels.tpu.chip import vmem_capacity, vmem_limit
+from pallas_kernels.tpu.decode import DecodePlan
+from pallas_kernels.tpu.decode_math import DecodeMath
+from pallas_kernels.tpu.operands import PAIRED_ROWS
+
+RUN_TOKENS = 2048
+RUN_BYTES = 2 << 20
+STEP_TOKENS = 8192  # of all runs of a step
+STEP_BYTES = 8 << 20  # half of what the page buffers take
+STEP_SHARE = 8  # of VMEM, at most one part in so many
+MOST_RUNS = 8
+SEQUENCES = 64  # of one grid step: their q and results are in VMEM together
+QUERY_BYTES = 2 << 20
+VMEM_SLACK = 8 << 20  # what the compiler spills, and the softmaxes
+
+
+def plan_decode(
+    settings: AttentionSettings, *, q_heads: int, dtype: jnp.dtype, rows: int, table_width: int
+) -> DecodePlan:
+    """The plan for `rows` sequences and tables of `table_width` entries; products are in `dtype`."""
+    layout = settings.layout
+    maths = DecodeMath.of(settings, q_heads // layout.num_kv_heads, dtype)
+    page_bytes = layout.used_words * 4
+    most = table_width
+    if settings.span is not None:
+        most = min(most, (settings.span - 2) // layout.block_size + 2)
+    step_bytes = min(STEP_BYTES, vmem_capacity() // STEP_SHARE)
+    run_bytes = min(RUN_BYTES, step_bytes)
+    pages = max(min(RUN_TOKENS // layout.block_size, run_bytes // page_bytes, most), 1)
+    whole_tiles = math.lcm(maths.loader.page_rows, PAIRED_ROWS) // maths.loader.page_rows
+    pages = -(-pages // whole_tiles) * whole_tiles
+    run_tokens, run_bytes = pages * layout.block_size, pages * page_bytes
+    runs = max(min(STEP_TOKENS // run_tokens, step_bytes // run_bytes, MOST_RUNS), 1)
+    query_bytes = maths.products * maths.rows * maths.loader.width * dtype.itemsize
+    sequences = max(min(SEQUENCES, rows, QUERY_BYTES // query_bytes), 1)
+    return DecodePlan(
+        math=maths,
+        sequences=sequences,
+        runs=runs,
+        run_pages=pages,
+        table_width=table_width,
+        vmem_bytes=vmem_limit(2 * (runs * run_bytes + 2 * sequences * query_bytes) + VMEM_SLACK),
+    )

@@ -1,0 +1,41 @@
+"""Sizes of the prefill kernel's tiles and buffers, from the shape of a layer and of a step."""
+
+import math
+
+import jax.numpy as jnp
+
+from pallas_kernels.layout import LANES
+from pallas_kernels.settings import AttentionSettings
+from pallas_kernels.tpu.chip import vmem_capacity, vmem_limit
+from pallas_kernels.tpu.operands import PAIRED_ROWS, OperandLoader
+from pallas_kernels.tpu.places import Places
+from pallas_kernels.tpu.prefill import PrefillPlan
+from pallas_kernels.tpu.prefill_math import PrefillMath
+
+CHUNK_TOKENS = 512
+CHUNK_BYTES = 2 << 20  # of one of the two page buffers
+TILE_ROWS = 512  # query rows (tokens x group) of a tile and KV head, at most
+TILE_SHARE = 8  # of VMEM, at most one part in so many for the softmaxes of a tile
+VMEM_SLACK = 16 << 20  # what the compiler spills
+
+
+def plan_prefill(
+    settings: AttentionSettings, *, group: int, tokens: int, table_width: int, dtype: jnp.dtype
+) -> PrefillPlan:
+    """The plan for a step of `tokens` tokens and tables of `table_width` entries; products are in `dtype`."""
+    layout = settings.layout
+    loader, places = OperandLoader(layout, dtype), Places(layout.head_size)
+    page_bytes = layout.used_words * 4
+    row_bytes = layout.num_kv_heads * places.count * (loader.width + 2 * LANES) * 4
+    tile = max(1, min(TILE_ROWS // group, vmem_capacity() // TILE_SHARE // row_bytes // group, tokens))
+    pages = max(min(CHUNK_TOKENS // layout.block_size, CHUNK_BYTES // page_bytes, table_width), 1)
+    whole_tiles = math.lcm(loader.page_rows, PAIRED_ROWS) // loader.page_rows
+    pages = -(-pages // whole_tiles) * whole_tiles
+    place_rows = -(-tile * group // PAIRED_ROWS) * PAIRED_ROWS
+    return PrefillPlan(
+        math=PrefillMath(settings, loader, places, group, place_rows),
+        tile=tile,
+        blocks=pages,
+        table_width=table_width,
+        vmem_bytes=vmem_limit(2 * pages * page_bytes + 4 * place_rows * row_bytes + VMEM_SLACK),
+    )
