@@ -58,12 +58,16 @@ class EvictionPolicy:
         """Whether the end of what a request computed, a prefix of this hash, is kept as a boundary."""
         return self._ends.end(prefix_hash)
 
-    def order(self, freed: Units) -> NDArray[np.intp]:
+    def order(self, freed: list[Units]) -> NDArray[np.intp]:
         """intp[n]: the units that a request gives up in the order in which they are to go. They are given
-        manager by manager, the last ones first.
+        by manager, the last ones first.
         """
+        if len(freed) == 1:
+            return freed[0].leaders
+        leaders = np.concatenate([units.leaders for units in freed])
+        ends = np.concatenate([units.ends for units in freed])
         # Stable: of equal ends the first manager's go first.
-        return freed.leaders[np.argsort(-freed.ends, kind="stable")]
+        return leaders[(-ends).argsort(kind="stable")]
 
     def level(self, cache: "KVCacheManager", row: int) -> int:
         """The queue that the wanted units of a row join."""
@@ -95,8 +99,8 @@ class Published(EvictionPolicy):
     def wants_end(self, prefix_hash: bytes) -> bool:
         return False
 
-    def order(self, freed: Units) -> NDArray[np.intp]:
-        return freed.leaders
+    def order(self, freed: list[Units]) -> NDArray[np.intp]:
+        return np.concatenate([units.leaders for units in freed])
 
 
 class FlopsPerByte(EvictionPolicy):

@@ -34,6 +34,5 @@ def free_row(cache: "KVCacheManager", row: int) -> None:
     hit; interleaved by position, the hit only gets shorter.
     """
     pool, level = cache.pool, cache.eviction.level(cache, row)
-    freed = pool.drop_all([manager.close_row(row) for manager in cache.managers])
-    # The units of a single manager are in order.
-    pool.enqueue(cache.eviction.order(freed) if len(cache.managers) > 1 else freed.leaders, level)
+    freed = [pool.drop_units(manager.number, manager.close_row(row)) for manager in cache.managers]
+    pool.enqueue(cache.eviction.order(freed), level)

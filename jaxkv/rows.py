@@ -69,8 +69,8 @@ class CacheRows:
         """intp[n]: rows that have something complete that is not in the index."""
         return np.flatnonzero(self.position >= self.cache_at)
 
-    def refresh_one(self, row: int) -> None:
-        """Asks the managers anew when this row needs work."""
+    def refresh_one(self, row: int) -> int:
+        """Asks the managers anew when this row needs work; returns its `cache_at`."""
         capacity, cache_at = self._max_model_len, NEVER
         for manager in self._managers:
             capacity = min(capacity, manager.capacity(row))
@@ -78,6 +78,7 @@ class CacheRows:
                 cache_at = min(cache_at, manager.next_cached(row))
         self.capacity[row] = capacity
         self.cache_at[row] = cache_at
+        return cache_at
 
     def refresh(self, rows: NDArray[np.intp]) -> None:
         """`refresh_one` for many rows."""

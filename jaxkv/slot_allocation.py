@@ -32,8 +32,9 @@ class SlotCounts(NamedTuple):
 
     def check(self, cache: "KVCacheManager", request: CacheRequest) -> None:
         """Raises JaxkvError for negative counts and more encoder tokens than the plan is made for."""
-        for name, count in zip(self._fields, self, strict=True):
-            check_int(name, count, 0)
+        for index, count in enumerate(self):
+            if type(count) is not int or count < 0:
+                check_int(self._fields[index], count, 0)
         if self.num_encoder_tokens > cache.plan.limits.max_encoder_len:
             raise JaxkvError(
                 f"request {request.request_id!r} has {self.num_encoder_tokens} encoder tokens, the plan is "
@@ -62,11 +63,12 @@ def allocate_slots(
     else:
         span, parts = _next_span(cache, request, counts, hit, row), ()
         cache.upkeep.let_go(row, span.computed)
-    needed = [
-        manager.units_needed(row, parts[manager.number] if parts else NO_PART, span)
-        for manager in cache.managers
-    ]
-    taken = sum(n * manager.width for n, manager in zip(needed, cache.managers, strict=True))
+    needed: list[int] = []
+    taken = 0
+    for manager in cache.managers:
+        units = manager.units_needed(row, parts[manager.number] if parts else NO_PART, span)
+        needed.append(units)
+        taken += units * manager.width
     wanted = taken + (_free_in(cache, parts) if parts else 0)
     if wanted > cache.pool.num_free and wanted > cache.num_free_blocks:
         return None
@@ -75,8 +77,8 @@ def allocate_slots(
         if hit is not None and cache.enable_caching:
             cache.record_admission(request, hit, parts)
     cache.pool.make_room(taken)
-    for manager, units in zip(cache.managers, needed, strict=True):
-        manager.extend(row, units, span)
+    for manager in cache.managers:
+        manager.extend(row, needed[manager.number], span)
     for manager, part in zip(cache.managers, parts, strict=False):
         if part.copy_from >= 0:
             cache.copies.add(manager, part.copy_from, manager.ids_at(row, part.length))

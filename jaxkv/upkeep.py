@@ -35,9 +35,12 @@ class Upkeep:
     def advance(self, row: int, computed: int, after: int) -> None:
         """The row's step takes it from `computed` to `after` tokens; what that fills is cached."""
         self._rows.computed[row], self._rows.position[row] = computed, after
-        self._rows.last_step[row] = self._clock.step
-        self.cache_row(row)
-        self._refresh(row)
+        self._rows.last_step[row] = step = self._clock.step
+        if self._cacheable and row not in self.delayed:
+            filled = self._filled(row, after, after, step)
+            for manager in self._cacheable:
+                manager.cache(row, filled)
+        self._refresh(row, after)
 
     def advance_rows(
         self, rows: NDArray[np.intp], after: NDArray[np.int64], visited: NDArray[np.intp]
@@ -106,18 +109,18 @@ class Upkeep:
         self.delayed.discard(row)
         if self._cacheable:
             self.cache_tokens(row, num_tokens)
-        self._refresh(row)
+        self._refresh(row, int(self._rows.position[row]))
 
     def _filled(self, row: int, num_tokens: int, position: int, last_step: int) -> Filled:
         info = self._rows.info(row)
         hashes = info.request.block_hashes(self._hasher)
         return Filled(info, hashes, num_tokens, position, last_step + 1 if self._clock.step else 0)
 
-    def _refresh(self, row: int) -> None:
-        self._rows.refresh_one(row)
+    def _refresh(self, row: int, position: int) -> None:
+        cache_at = self._rows.refresh_one(row)
         if row in self.delayed:
             self._rows.cache_at[row] = NEVER
-        elif self._rows.cache_at[row] <= self._rows.position[row]:
+        elif cache_at <= position:
             # Complete, but of tokens that are not known yet.
             self._may_have_to_cache = True
 

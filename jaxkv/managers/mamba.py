@@ -246,7 +246,7 @@ class MambaManager(Manager):
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
         leader = self.index.units.get(hashes[boundary // self.context.hash_block_size - 1])
         if leader is not None:
-            self.pool.promote(np.array([leader], np.int32))
+            self.pool.promote_one(leader)
 
     def capacity(self, row: int) -> int:
         return int(self.limit[row])

@@ -11,7 +11,7 @@ expects no hit), then strong ones; within a class the least recently freed first
 without the difference, and may have strong units wait longer in queues of higher levels.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -159,39 +159,28 @@ class BlockPool:
         any more, in the order given: the caller must pass them to `enqueue`.
         """
         leaders = _as_index(leaders)
-        refs = self.refs[leaders] - 1
-        self.refs[leaders] = refs
-        if np.count_nonzero(refs):
-            leaders = leaders[refs == 0]
-        self.num_free += len(leaders) * self._widths[manager]
-        cached = self.cached_by[leaders] != NOT_CACHED
-        if np.count_nonzero(cached) < len(leaders):
-            self._push_plain(manager, leaders[~cached])
-            leaders = leaders[cached]
-        return leaders
+        returned = self._drop(manager, leaders)
+        return leaders if returned is None else leaders[returned]
 
-    def drop_all(self, held: Sequence[Units]) -> Units:
-        """`drop` for different units of every manager, by number; what is returned is in that order."""
-        leaders, ends = held[0]
-        if len(held) > 1:
-            leaders = np.concatenate([units.leaders for units in held])
-            ends = np.concatenate([units.ends for units in held])
+    def drop_units(self, manager: int, units: Units) -> Units:
+        """`drop` that keeps count of where the units end."""
+        returned = self._drop(manager, units.leaders)
+        return units if returned is None else Units(units.leaders[returned], units.ends[returned])
+
+    def _drop(self, manager: int, leaders: NDArray[np.intp]) -> NDArray[np.bool_] | None:
+        """Which of the units are now free and cached; None: all of them."""
         refs = self.refs[leaders] - 1
         self.refs[leaders] = refs
-        freed = refs == 0
         cached = self.cached_by[leaders] != NOT_CACHED
-        begin = 0
-        for manager, units in enumerate(held):
-            part = slice(begin, begin + len(units.leaders))
-            begin = part.stop
-            num_freed = int(np.count_nonzero(freed[part]))
-            self.num_free += num_freed * self._widths[manager]
-            if num_freed and np.count_nonzero(cached[part]) < len(units.leaders):
-                self._push_plain(manager, units.leaders[freed[part] & ~cached[part]])
-        freed &= cached
-        if np.count_nonzero(freed) < len(leaders):
-            leaders, ends = leaders[freed], ends[freed]
-        return Units(leaders, ends)
+        num_held, num_cached = np.count_nonzero(refs), np.count_nonzero(cached)
+        self.num_free += (len(leaders) - int(num_held)) * self._widths[manager]
+        if not num_held and num_cached == len(leaders):
+            return None
+        freed = refs == 0
+        plain = leaders[freed & ~cached]
+        if len(plain):
+            self._push_plain(manager, plain)
+        return freed & cached
 
     def let_go_one(self, manager: int, leader: int) -> None:
         """`drop` and `enqueue` of one unit."""
@@ -203,9 +192,7 @@ class BlockPool:
         if self.cached_by[leader] == NOT_CACHED:
             self._push_plain(manager, np.array([leader]))
             return
-        queue = self._weak if self._unwanted_first and not self.strong[leader] else self._levels[0]
-        queue.push_one(leader, self._next_stamp)
-        self._next_stamp += 1
+        self._enqueue_one(leader)
 
     def enqueue(self, leaders: NDArray[np.integer], level: int = 0) -> None:
         """Puts free cached units, of any managers, at the end of the free queues;
@@ -228,6 +215,13 @@ class BlockPool:
         weak = leaders[~self.strong[leaders]]
         self.strong[weak] = True
         self.enqueue(weak[self.refs[weak] == 0])
+
+    def promote_one(self, leader: int) -> None:
+        """`promote` of one unit."""
+        if not self.strong[leader]:
+            self.strong[leader] = True
+            if not self.refs[leader]:
+                self._enqueue_one(leader)
 
     def set_cached(
         self,
@@ -268,6 +262,12 @@ class BlockPool:
     def ids_of(self, leader: int, manager: int) -> list[int]:
         """The ids of one unit."""
         return self.members(manager, np.array([leader], np.int32))[:, 0].tolist()
+
+    def _enqueue_one(self, leader: int) -> None:
+        """`enqueue` of one unit at the lowest level."""
+        queue = self._weak if self._unwanted_first and not self.strong[leader] else self._levels[0]
+        queue.push_one(leader, self._next_stamp)
+        self._next_stamp += 1
 
     def _lose_content(self, manager: int, leaders: NDArray[np.integer]) -> None:
         self._listeners[manager](leaders)
