@@ -64,6 +64,7 @@ LAYERS = {
     "qwen3-next-80b": Layer(kernel="gated_delta_rule", conv=(8192, 3), state=(32, 128, 128), key_heads=16),
 }
 _OPERATIONS: dict[str, Callable[..., Any]] = {
+    "causal_conv1d": causal_conv1d,
     "selective_scan": selective_scan,
     "ssd": ssd,
     "gated_delta_rule": gated_delta_rule,
@@ -94,13 +95,13 @@ class RecurrentCase:
         pages = _shape(POOL_BYTES // (PAGE_ROWS * 512), PAGE_ROWS, 128, dtype=jnp.uint32)
         place: dict[str, Any] = {"layout": layout, "layer_slot": 0, "layer_slots": 1}
         place["implementation"] = "pallas_tpu"
+        operation = _OPERATIONS[self.kernel]
         if self.kernel == "causal_conv1d":
             channels, before = layer.conv
             inputs = (_shape(tokens, channels), _shape(channels, before + 1), _shape(channels))
-            operation, place["part"], place["activation"] = causal_conv1d, 0, "silu"
+            place |= {"part": 0, "activation": "silu"}
         else:
-            operation, place["part"] = _OPERATIONS[self.kernel], 1
-            inputs = layer.inputs(tokens)
+            inputs, place["part"] = layer.inputs(tokens), 1
             if self.kernel == "gated_delta_rule":
                 place |= {"scale": layer.state[2] ** -0.5, "l2norm_eps": 1e-6}
 
