@@ -176,7 +176,8 @@ class MambaManager(Manager):
 
     def extend(self, row: int, num_units: int, span: Span) -> None:
         if row not in self._speculative and self.spec.num_speculative_blocks:
-            self._speculative[row] = self.pool.take(self.number, self.spec.num_speculative_blocks)[0]
+            scratch = self.pool.take(self.number, self.spec.num_speculative_blocks)[0]
+            self._speculative[row] = scratch.astype(np.int32)
         inside = self._inside(span)
         if inside:
             leaders = self.pool.take(self.number, len(inside))[0]

@@ -64,8 +64,9 @@ class PrefixIndex:
             gone, leaders = _without_none(gone, leaders)
         if self._duplicates:
             gone = self._pass_on(gone, leaders.tolist())
+        units = self.units
         for block_hash in gone:
-            del self.units[block_hash]
+            del units[block_hash]
         return gone
 
     def _pass_on(self, hashes: list[bytes], leaders: list[int]) -> list[bytes]:

@@ -67,7 +67,7 @@ class BlockPool:
         self.hash_of: NDArray[np.object_] = np.full(num_blocks, None, np.object_)
         self.num_free = num_blocks - 1
         self.version = 0
-        self._plain = np.arange(num_blocks - 1, -1, -1, dtype=np.int32)
+        self._plain = np.arange(num_blocks - 1, -1, -1, dtype=np.intp)
         self._num_plain = num_blocks - 1
         stamps = np.full(num_blocks, 0, np.int64)
         self._stamps = stamps
@@ -91,24 +91,25 @@ class BlockPool:
         self._listeners.append(on_evict)
         return len(self._widths) - 1
 
-    def take(self, manager: int, num_units: int) -> NDArray[np.int32]:
-        """New units with one holder each: int32[width, num_units], row 0 the leaders.
+    def take(self, manager: int, num_units: int) -> NDArray[np.intp]:
+        """New units with one holder each: intp[width, num_units], row 0 the leaders.
 
         The caller has made sure that num_units * width <= num_free.
         """
         width = self._widths[manager]
         needed = num_units * width
-        self.make_room(needed)
+        if needed > self._num_plain:
+            self._evict(needed - self._num_plain)
         stop = self._num_plain
         self._num_plain -= needed
         self.num_free -= needed
-        ids = self._plain[self._num_plain : stop][::-1].reshape(num_units, width)
-        leaders = _as_index(ids[:, 0])
+        ids = self._plain[self._num_plain : stop][::-1].reshape(num_units, width).T.copy()
+        leaders = ids[0]
         self.refs[leaders] = 1
         members = self._members[manager]
         if members is not None:
-            members[leaders] = ids
-        return ids.T.copy()
+            members[leaders] = ids.T
+        return ids
 
     def take_one(self, manager: int) -> int:
         """`take` of one unit: its leader."""
@@ -251,8 +252,8 @@ class BlockPool:
         """int32[n]: leaders of all units in the manager's index, held or free."""
         return np.flatnonzero(self.cached_by == manager).astype(np.int32)
 
-    def plain_ids(self) -> NDArray[np.int32]:
-        """int32[n]: free ids without content, the next to be given out last."""
+    def plain_ids(self) -> NDArray[np.intp]:
+        """intp[n]: free ids without content, the next to be given out last."""
         return self._plain[: self._num_plain]
 
     def free_units(self) -> NDArray[np.intp]:
@@ -284,7 +285,7 @@ class BlockPool:
     def _evict(self, num_ids: int) -> None:
         """Turns cached free units into at least `num_ids` plain ids."""
         goal = self._num_plain + num_ids
-        while (queue := self._next_queue()) is not None and self._num_plain < goal:
+        while self._num_plain < goal and (queue := self._next_queue()) is not None:
             room = goal - self._num_plain
             if len(self._levels) > 1 and queue is not self._weak:
                 # The next one's turn may come before all are taken.
@@ -311,8 +312,8 @@ class BlockPool:
 
     def _by_manager(self, leaders: NDArray[np.intp]) -> list[tuple[int, NDArray[np.intp]]]:
         """Cached units by the manager whose they are."""
-        if not len(leaders):
-            return []
+        if len(self._widths) == 1 or not len(leaders):
+            return [(0, leaders)]
         owners = self.cached_by[leaders]
         first = int(owners[0])
         if np.count_nonzero(owners == first) == len(leaders):
