@@ -51,9 +51,7 @@ def short(trace: Trace) -> Trace:
     ("model", "layers", "clock"),
     [("gemma3", 3, "sequential"), ("lara-mini", 3, "as-fast-as-possible")],
 )
-def test_counters_of_engine_and_replay_are_equal(
-    model: str, layers: int, clock: str, tmp_path: Path
-) -> None:
+def test_counters_of_engine_and_replay_are_equal(model: str, layers: int, clock: str, tmp_path: Path) -> None:
     load_script("make_tiny_checkpoint").write_checkpoint(model, tmp_path / model, num_layers=layers)
     trace = short(generate("mixed", 14, seed=1))
     checked = check_trace(llm_of(tmp_path / model, 2 * 2**20), trace, clock)
