@@ -38,12 +38,12 @@ def allocate_decodes(
         return DecodeAllocation(0, 0)
     capacity, position = cache.rows.capacity, cache.rows.position
     # Seen without their sign, negative rows are too large as well.
-    if int(rows.view(np.uintp).max()) >= len(capacity):
+    if int(np.maximum.reduce(rows.view(np.uintp))) >= len(capacity):
         raise JaxkvError(
             f"rows {rows.min()} to {rows.max()} are not all in the table of {len(capacity)} rows"
         )
     wrong = after != position[rows] + 1
-    if wrong.any():
+    if np.count_nonzero(wrong):
         _refuse(cache, int(rows[wrong][0]), int(after[wrong][0]))
     slots = after
     if num_lookahead_tokens:

@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from jaxkv.managers import HitPart, Manager
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class PrefixHit:
     """The longest prefix that every group can serve. Good until the cache gives out a block it uses.
 

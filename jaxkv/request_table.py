@@ -137,7 +137,7 @@ class RequestTable:
         """Each row is to get one more token, from a step just scheduled."""
         positions = self.num_tokens[rows] + self.num_drafts[rows] + self.num_placeholders[rows]
         if len(rows):
-            self.reserve_columns(int(positions.max()) + 1)
+            self.reserve_columns(int(np.maximum.reduce(positions)) + 1)
         self.tokens[rows, positions] = NO_TOKEN
         self.num_placeholders[rows] += 1
 
@@ -163,6 +163,8 @@ class RequestTable:
 
     def ends_at(self, rows: NDArray[np.integer], token_ids: NDArray[np.int32]) -> NDArray[np.bool_]:
         """bool[n]: whether the token is one of its row's end tokens."""
+        if self.end_tokens.shape[1] == 1:
+            return self.end_tokens[rows, 0] == token_ids
         return (self.end_tokens[rows] == token_ids[:, None]).any(axis=1)
 
     def reserve_columns(self, num_tokens: int) -> None:

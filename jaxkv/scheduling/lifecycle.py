@@ -120,6 +120,8 @@ class Lifecycle:
 
     def poll_transfers(self) -> None:
         """Requests whose content has arrived begin to run; blocks that have been saved are given back."""
+        if not self._transfers.are_possible:
+            return
         for loaded in self._transfers.take_loaded():
             request = self._loading.pop(loaded.request_id)
             if request.is_finished:
@@ -174,6 +176,8 @@ class Lifecycle:
 
     def _save_computed(self) -> None:
         """Offers a connector what steps that have run completed. Not while a step is being put together."""
+        if not self._transfers.are_possible:
+            return
         num_in_flight = self.scheduled_step - self.settled_step
         self._transfers.save_computed(self.cache_manager.clock.step - num_in_flight)
 

@@ -30,7 +30,7 @@ class TokenArrays(NamedTuple):
         return self.tokens == NO_TOKEN
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class SchedulerOutput:
     """One step: n rows, those with one token first (`num_decodes` of them), each part oldest request first.
 
@@ -65,7 +65,7 @@ class SchedulerOutput:
     @cached_property
     def sampling(self) -> NDArray[np.intp]:
         """intp[m]: indices of the rows that sample."""
-        return np.flatnonzero(self.samples)
+        return self.samples.nonzero()[0]
 
     def num_scheduled_tokens(self) -> dict[str, int]:
         """Tokens by request id; for people and tests."""
@@ -112,7 +112,7 @@ class FinishedRequest(NamedTuple):
     reason: FinishReason
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class StepResult:
     """The tokens a step gave to requests that still wanted them: m of them, in the order of the step's rows.
 

@@ -87,7 +87,7 @@ def _integers(output: SchedulerOutput, sampled: SampledTokens) -> NDArray:
 
 def _in_range(output: SchedulerOutput, tokens: NDArray, lowest: int) -> NDArray[np.int32]:
     if tokens.size:
-        low, high = int(tokens.min()), int(tokens.max())
+        low, high = int(np.minimum.reduce(tokens, None)), int(np.maximum.reduce(tokens, None))
         if low < lowest or high > MAX_TOKEN_ID:
             index = int(tokens.argmin() if low < lowest else tokens.argmax())
             raise JaxkvError(

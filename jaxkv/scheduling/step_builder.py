@@ -95,7 +95,7 @@ class StepBuilder:
         self._kv.new_step_starts()
         draft = StepDraft(self._config.max_num_batched_tokens)
         self._continue_running(draft)
-        if not draft.preempted and not draft.stalled:
+        if len(self._life.waiting) and not draft.preempted and not draft.stalled:
             self._admit_waiting(draft)
         return draft
 
@@ -105,15 +105,17 @@ class StepBuilder:
         running = self._life.running.rows
         rows = self._rows_with_work(running)
         prefilling = self._table.prefilling[rows]
-        draft.budget -= len(rows) - int(np.count_nonzero(prefilling))
+        num_prefilling = int(np.count_nonzero(prefilling))
+        draft.budget -= len(rows) - num_prefilling
         cursor = _Cursor(rows, len(rows), ends_soon=len(rows) < len(running))
-        one_by_one = prefilling | (self._table.num_drafts[rows] > 0)
-        for index in np.flatnonzero(one_by_one).tolist():
-            self._schedule_decodes(draft, cursor, index)
-            if prefilling[index]:
-                self._schedule_chunk(draft, cursor)
-            else:
-                self._schedule_drafts(draft, cursor)
+        if num_prefilling or self._config.num_speculative_tokens:
+            one_by_one = prefilling | (self._table.num_drafts[rows] > 0)
+            for index in np.flatnonzero(one_by_one).tolist():
+                self._schedule_decodes(draft, cursor, index)
+                if prefilling[index]:
+                    self._schedule_chunk(draft, cursor)
+                else:
+                    self._schedule_drafts(draft, cursor)
         self._schedule_decodes(draft, cursor, len(rows))
 
     def _rows_with_work(self, rows: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -21,7 +21,7 @@ class LoadedTokens(NamedTuple):
 
 
 class Transfers:
-    """Loads and saves of all requests; without a connector there are none.
+    """Loads and saves of all requests; without a connector none `are_possible`.
 
     A connector that keeps what is computed is given it as soon as its step has run, before anything of it is
     given out again. A request whose blocks are being loaded or saved keeps them until the connector has said
@@ -30,6 +30,7 @@ class Transfers:
 
     def __init__(self, connector: KVConnector | None, cache_manager: "KVCacheManager") -> None:
         self._connector = connector
+        self.are_possible = connector is not None
         self._kv = cache_manager
         self._loaded_tokens: dict[str, int] = {}
         self._saving: dict[str, Request] = {}
