@@ -23,21 +23,21 @@ INTERPRET = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise"
 
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch):
-    """The kernels under the interpreter, through the public operations, with chunks of 16 tokens."""
+    """The kernels under the interpreter, through the public operations, with chunks of 8 tokens."""
     for name in ("CAUSAL_CONV1D", "SELECTIVE_SCAN", "SSD", "GATED_DELTA_RULE"):
         known = getattr(operations, name)
         run, refuses = known["pallas_tpu"]
         changed = known | {"pallas_tpu": Implementation(partial(run, interpret=INTERPRET), refuses)}
         monkeypatch.setattr(operations, name, changed)
-    monkeypatch.setattr(matrices, "CHUNK", 16)
-    monkeypatch.setattr(selective, "CHUNK", 16)
+    monkeypatch.setattr(matrices, "CHUNK", 8)
+    monkeypatch.setattr(selective, "CHUNK", 8)
 
 
 MIXED = [
     Sequence(before=0, new=1, starts_from_zeros=True, checkpoints=(1,)),
     Sequence(before=9, new=1, in_place=False),
     Sequence(before=7, new=0, in_place=False),
-    Sequence(before=3, new=22, checkpoints=(5, 21)),
+    Sequence(before=3, new=12, checkpoints=(5, 13)),
 ]
 
 
@@ -45,14 +45,10 @@ MIXED = [
     ("operation", "dtype", "page_rows"),
     [
         (convolution(256), "bfloat16", 8),
-        (convolution(128, 3, bias=False, silu=False), "float32", 8),
-        (mamba1(1024, 4), "float32", 40),
         (mamba1(1024, 2), "bfloat16", 16),
-        (mamba2(4, 64, 16), "float32", 16),
         (mamba2(8, 64, 8, 2), "bfloat16", 16),
-        (mamba2(4, 32, 8, skip=False), "float32", 8),
+        (mamba2(4, 32, 8, skip=False), "float32", 16),
         (delta(1, 2, 16, 128), "float32", 16),
-        (delta(2, 2, 16, 128), "bfloat16", 16),
     ],
     ids=lambda value: value.name if hasattr(value, "name") else str(value),
 )
@@ -61,11 +57,10 @@ def test_a_mixed_step_with_checkpoints(operation, dtype, page_rows):
     check(step, "pallas_tpu")
 
 
-@pytest.mark.parametrize("operation", [mamba1(2048, 2), mamba2(32, 64, 8)], ids=["mamba1", "mamba2"])
-def test_decodes_of_several_slabs(operation):
+def test_decodes_of_several_slabs():
     """More slabs than buffers, and a row of padding."""
     sequences = [Sequence(before=4, new=1, in_place=row % 2 == 0) for row in range(3)]
-    step = make_step(operation, sequences, page_rows=64, spare_rows=1, decode_only=True)
+    step = make_step(mamba2(32, 64, 8), sequences, page_rows=64, spare_rows=1, decode_only=True)
     check(step, "pallas_tpu")
 
 
