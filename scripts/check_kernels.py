@@ -22,11 +22,12 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
+import jax  # noqa: E402
 from gpu_static import check_gpu  # noqa: E402
 from kernel_cases import CASES, Case, build  # noqa: E402
 from recurrent_cases import RECURRENT_CASES, RecurrentCase  # noqa: E402
 
-from pallas_kernels.aot import TPU_TOPOLOGIES, compile_for_tpu  # noqa: E402
+from pallas_kernels.aot import TPU_TOPOLOGIES, compile_for_tpu, tpu_mesh  # noqa: E402
 from pallas_kernels.aot_gpu import GPU_CHIPS  # noqa: E402
 
 ALL_CASES: dict[str, Case | RecurrentCase] = {**CASES, **RECURRENT_CASES}
@@ -36,7 +37,8 @@ COLUMNS = ("kernel", "shape", "chip", "alias MB", "temp MB", "us", "read MB", "b
 def measure(name: str, chip: str, tool: str | None) -> dict[str, Any]:
     """One row: compiled memory and, with a tool, the static cost of the kernel."""
     case = ALL_CASES[name]
-    built = case.build() if isinstance(case, RecurrentCase) else build(case)
+    with jax.set_mesh(tpu_mesh(chip)):  # the sizes of a kernel's buffers follow the chip
+        built = case.build() if isinstance(case, RecurrentCase) else build(case)
     compiled = compile_for_tpu(built.function, built.arguments, chip=chip, donate=built.donate)
     memory = compiled.memory_analysis()
     if memory is None:
