@@ -33,6 +33,7 @@ def tpu_mesh(chip: str) -> Mesh:
     if chip not in TPU_TOPOLOGIES:
         raise ValueError(f"unknown chip {chip!r}, known: {', '.join(TPU_TOPOLOGIES)}")
     os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")
+    os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")  # no device is held, so two may compile at once
     os.environ.setdefault("TPU_WORKER_HOSTNAMES", "localhost")
     os.environ.setdefault("TPU_ACCELERATOR_TYPE", _ACCELERATOR_TYPES[chip])
     described = topologies.get_topology_desc(TPU_TOPOLOGIES[chip], platform="tpu")
