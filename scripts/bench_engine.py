@@ -3,17 +3,19 @@
     python scripts/bench_engine.py [--json] [--torch-python PATH] [--dtype float32 --dtype bfloat16] [--rounds
     3]
 
-With --torch-python (a Python that has torch, transformers and gguf) every round also asks transformers, on
-the same dequantised weights, so that both sides see the same machine; figures are medians over rounds, ratios
-of medians.
+With --torch-python (a Python that has torch, transformers, gguf and accelerate) every round also asks
+transformers, on the same dequantised weights, so that both sides see the same machine; figures are medians
+over rounds, ratios of medians.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +34,7 @@ CHUNK = 1024
 LONG_PROMPT = 8192
 DECODE_PROMPT, DECODE_TOKENS = 64, 48
 HIT_PROMPT, HIT_REST = 1024, 16
+COMPLAINT_LINES = 20
 
 
 class Ours:
@@ -92,14 +95,15 @@ class Ours:
 
 
 class Peer:
-    """transformers in its own process."""
+    """transformers in its own process. Where that one dies, this one ends with what it wrote last."""
 
     def __init__(self, python: str, dtype: str) -> None:
+        self._complaints = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed by close)
         self._process = subprocess.Popen(
             [python, str(PEER), str(os.cpu_count())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._complaints,
             text=True,
         )
         self.ask("load", gguf=str(gemma3_270m()), dtype=dtype)
@@ -108,14 +112,21 @@ class Peer:
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None
         assert stdout is not None
-        print(json.dumps({"do": do, **arguments}), file=stdin, flush=True)
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps({"do": do, **arguments}), file=stdin, flush=True)
         line = stdout.readline()
         if not line:
-            raise SystemExit(f"the transformers process ended with code {self._process.wait()}")
+            last = self.close()
+            code = self._process.returncode
+            raise SystemExit(f"the transformers process ended with code {code}; it wrote last:\n{last}")
         return json.loads(line)
 
-    def close(self) -> None:
+    def close(self) -> str:
+        """Waits for its end; the last lines that it wrote to standard error."""
         self._process.communicate()
+        with self._complaints as complaints:
+            complaints.seek(0)
+            return "".join(complaints.readlines()[-COMPLAINT_LINES:])
 
 
 def _first_token(output: RequestOutput) -> float:

@@ -4,10 +4,10 @@
                                                                      # gemma3_tokens.json
     python scripts/make_golden.py --tiny jamba lfm3                  # writes jamba_tiny.npz, lfm3_tiny.npz
 
-Needs torch, transformers (5.24 knows all families) and gguf, which the tests do not. transformers reads the
-same file with its own name map, so the comparison covers ours; a tensor that it misses or does not know stops
-the script. Every greedy token is the best of one pass over the whole sequence, without a cache. Tiny models
-are those of scripts/make_tiny_checkpoint.py with its default seed and layers.
+Needs torch, transformers (5.24 knows all families), gguf and accelerate, which the tests do not. transformers
+reads the same file with its own name map, so the comparison covers ours; a tensor that it misses or does not
+know stops the script. Every greedy token is the best of one pass over the whole sequence, without a cache.
+Tiny models are those of scripts/make_tiny_checkpoint.py with its default seed and layers.
 
 Each file holds for prompt i: `tokens_i` (prompt and answer), `num_prompt_i`, `positions_i` (whose next-token
 logits were kept), `top_ids_i` and `top_logits_i` (the largest of each), `some_logits_i` (every `stride`-th

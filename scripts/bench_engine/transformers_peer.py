@@ -1,7 +1,7 @@
 """The other side of bench_engine.py: transformers on the same dequantised weights, asked over standard input.
 
-Runs in a Python that has torch, transformers and gguf. Each line read is a JSON request, each line written
-its answer:
+Runs in a Python that has torch, transformers, gguf and accelerate (without which transformers reads no GGUF
+file). Each line read is a JSON request, each line written its answer:
 
     {"do": "load", "gguf": PATH, "dtype": "float32"}          -> {}
     {"do": "decode", "batch": 8, "prompt": 64, "tokens": 32}  -> {"tokens_per_second": ...}
