@@ -5,11 +5,13 @@ load the engine, and with it jax, when they are first used.
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
 
 from jaxkv.errors import JaxkvError
 
+TYPE_CHECKING = False  # typing's own is not needed for it, and `jaxkv.cli` wants to be imported fast
 if TYPE_CHECKING:
+    from typing import Any
+
     from jaxkv.engine.llm import LLM as LLM
     from jaxkv.engine.sampling_params import SamplingParams as SamplingParams
 
@@ -20,7 +22,7 @@ _ENGINE = {"LLM": "jaxkv.engine.llm", "SamplingParams": "jaxkv.engine.sampling_p
 __all__ = ["LLM", "JaxkvError", "SamplingParams", "__version__"]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> "Any":
     if name in _ENGINE:
         return getattr(importlib.import_module(_ENGINE[name]), name)
     raise AttributeError(f"module 'jaxkv' has no attribute {name!r}")

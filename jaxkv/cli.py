@@ -1,14 +1,17 @@
-"""The command `jaxkv`: finds the subcommand, runs it, turns bad input into exit code 2."""
+"""The command `jaxkv`: finds the subcommand, runs it, turns bad input into exit code 2.
 
-import argparse
-import contextlib
+Whatever takes time to import is imported inside `main`, which knows what to do when Ctrl-C comes meanwhile.
+"""
+
 import importlib
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
 
 from jaxkv.errors import JaxkvError
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import NoReturn
 
 INTERRUPTED = 130
 
@@ -22,13 +25,13 @@ COMMANDS = {
 }
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Runs one subcommand and returns the exit code.
 
     0 done, 1 a check failed, 2 bad input, 130 interrupted, 141 the reader of the output went away.
     """
     try:
-        return _run(list(sys.argv[1:] if argv is None else argv))
+        return _run(sys.argv[1:] if argv is None else argv)
     except JaxkvError as error:
         print(f"jaxkv: error: {error}", file=sys.stderr)
         return 2
@@ -45,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: list[str]) -> int:
+    import argparse
+
     parser = argparse.ArgumentParser(prog="jaxkv", description="One pool of pages for hybrid models, in JAX.")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     chosen = next((word for word in argv if not word.startswith("-")), None)
@@ -56,14 +61,15 @@ def _run(argv: list[str]) -> int:
     return importlib.import_module(f"jaxkv.commands.{args.command}").run(args)
 
 
-def command() -> NoReturn:
+def command() -> "NoReturn":
     """The installed command: `main`, except that an interrupted one ends at once. A compilation under way
     cannot be stopped, and Python would wait for its thread."""
     code = main()
     if code == INTERRUPTED:
-        with contextlib.suppress(BrokenPipeError):
+        try:
             sys.stdout.flush()
-        os._exit(code)
+        finally:
+            os._exit(code)
     sys.exit(code)
 
 

@@ -166,3 +166,15 @@ def test_an_interrupted_command_does_not_wait_for_what_still_compiles():
         "print('what there was', end=''); cli.command()"
     )
     assert (done.returncode, done.stdout) == (130, "what there was")
+
+
+def test_an_interrupt_during_any_import_of_the_command_ends_with_130_and_no_traceback():
+    done = run_alone(
+        "import importlib, os, sys\n"
+        "class Interrupted:\n"
+        "    def find_spec(name, path=None, target=None):\n"
+        "        if name not in ('jaxkv', 'jaxkv.errors', 'jaxkv.cli'): raise KeyboardInterrupt\n"
+        "sys.modules.pop('argparse', None); sys.meta_path.insert(0, Interrupted)\n"
+        "from jaxkv.cli import command; command()"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "jaxkv: interrupted\n")
