@@ -74,7 +74,12 @@ class Bench:
         can.
         """
         plan = self._plan(num_blocks, 2 if overlap else 1, max_model_len, num_checkpoints)
-        cache_manager = KVCacheManager(plan, enable_caching=caching, max_num_seqs=max_num_seqs)
+        cache_manager = KVCacheManager(
+            plan,
+            enable_caching=caching,
+            prefix_match_unit=plan.hash_block_size if plan.hits_below_blocks else None,
+            max_num_seqs=max_num_seqs,
+        )
         self.runner.buckets = self.buckets if buckets is None else tuple(buckets)
         config = SchedulerConfig(
             max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens_a_step, async_scheduling=overlap

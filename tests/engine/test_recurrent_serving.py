@@ -5,6 +5,7 @@ with nothing cached. All pages that hold nothing, and states not written yet, ar
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +21,7 @@ from tests.engine.recurrent import (
     MAX_TOKENS_A_STEP,
     NUM_BLOCKS,
     make_bench,
+    tiny_model,
 )
 from tests.engine.serving import Bench, answers, run_to_end
 
@@ -39,8 +41,9 @@ class Served:
     bench: Bench
     alone: Callable[[tuple[int, ...], int], tuple[int, ...]]
 
-    def engine(self, **options) -> Engine:
-        return self.bench.engine(**{"num_blocks": NUM_BLOCKS, "tokens_a_step": MAX_TOKENS_A_STEP} | options)
+    def engine(self, **options: Any) -> Engine:
+        usual: dict[str, Any] = {"num_blocks": NUM_BLOCKS, "tokens_a_step": MAX_TOKENS_A_STEP}
+        return self.bench.engine(**usual | options)
 
     def answer(self, engine: Engine, prompt: list[int], max_tokens: int = 6) -> RequestOutput:
         """The prompt's answer, which must be the right one."""
@@ -51,7 +54,11 @@ class Served:
 
 @pytest.fixture(scope="module", params=FAMILIES)
 def served(request, tmp_path_factory) -> Served:
-    bench = make_bench(request.param, tmp_path_factory.mktemp("models") / request.param)
+    return serve(make_bench(tiny_model(request.param, tmp_path_factory.mktemp("models") / request.param)))
+
+
+def serve(bench: Bench) -> Served:
+    """The bench, and what its model answers to a prompt alone; the pool is left as it was."""
 
     @cache
     def alone(prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
@@ -62,6 +69,15 @@ def served(request, tmp_path_factory) -> Served:
         return output.token_ids
 
     return Served(bench, alone)
+
+
+def test_steps_update_the_pool_in_place(served):
+    """A copy of the pool would take as much beside it."""
+    pool = served.bench.runner.pages.nbytes
+    for compiled in served.bench.runner.steps._compiled.values():
+        memory = compiled.memory_analysis()
+        assert memory.alias_size_in_bytes == pool
+        assert memory.temp_size_in_bytes < pool / 2
 
 
 def test_a_prompt_sent_again_resumes_at_the_last_boundary_below_its_end(served):
@@ -178,3 +194,19 @@ def test_the_third_prompt_of_a_thousand_shared_tokens_skips_them(served):
     assert served.bench.runner.plan.groups[second.limited_by].spec.kind == second.limited_by_kind == "mamba"
     assert second.tokens_by_group[0] == 992
     assert second.lost_tokens == 992 - outputs[1].num_cached_tokens
+
+
+@pytest.fixture(scope="module")
+def unified(tmp_path_factory) -> Served:
+    """Jamba under the other policy, one page a state; hits may end inside a block."""
+    loaded = tiny_model("jamba", tmp_path_factory.mktemp("models") / "unified")
+    return serve(make_bench(loaded, policy="unified", prefix_match_unit=8))
+
+
+def test_hits_that_end_inside_a_block_copy_it(unified):
+    engine = unified.engine()
+    assert [group.block_size for group in engine.scheduler.plan.groups] == [16, 16, 16]
+    shared = drawn(1, 60)
+    prompts = [shared + drawn(i, 25) for i in (2, 3, 4)]
+    assert [unified.answer(engine, prompt).num_cached_tokens for prompt in prompts] == [0, 0, 56]
+    assert [unified.answer(engine, prompt).num_cached_tokens for prompt in prompts] == [80, 80, 80]
