@@ -140,6 +140,8 @@ class KVCacheManager:
         )
         self.eviction.attach(self)
         self._keeps_states = any(m.cacheable and isinstance(m, MambaManager) for m in self.managers)
+        # Then a row may have something to cache between the points that `rows.cache_at` tells.
+        self._caches_inside_blocks = self._keeps_states or fine_grained
 
     # Looking up
 
@@ -281,7 +283,8 @@ class KVCacheManager:
         """
         row = self.find_row(request)
         if row >= 0:
-            self.upkeep.cache_row(row)
+            if self._caches_inside_blocks or self.rows.position[row] >= self.rows.cache_at[row]:
+                self.upkeep.cache_row(row)
             if not self.retention.is_dense and row not in self.upkeep.delayed:
                 keep_end(self, row, resumes=resumes)
             if self._observer is not None:

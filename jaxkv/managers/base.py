@@ -192,10 +192,10 @@ class Manager(ABC):
             keys, leaders = [key for key, kept in zip(keys, strong, strict=True) if kept], leaders[strong]
             ready_step = ready_step if isinstance(ready_step, int) else ready_step[strong]
             strong = True
-        leaders = leaders.astype(np.intp)
-        self.index.add(keys, leaders)
-        self.pool.set_cached(self.number, leaders, strong, ready_step)
-        self._tell_cached(leaders, keys)
+        index = leaders.astype(np.intp)
+        self.index.add(keys, index)
+        self.pool.set_cached(self.number, index, strong, ready_step)
+        self._tell_cached(index, keys)
 
     def _add_one_to_index(self, leader: int, key: bytes, strong: bool, ready_step: int) -> None:
         """`_add_to_index` of one unit."""
@@ -211,7 +211,7 @@ class Manager(ABC):
         if self.context.residency is not None:
             self.context.residency.cached(leaders, self.context.clock.step)
 
-    def let_go(self, leaders: NDArray[np.int32]) -> None:
+    def let_go(self, leaders: NDArray[np.integer]) -> None:
         """One holder less for units of any rows; a unit may appear once for each row that holds it."""
         if len(set(leaders.tolist())) == len(leaders):
             self.pool.enqueue(self.pool.drop(self.number, leaders))

@@ -22,7 +22,7 @@ class ComputedUnit(NamedTuple):
 class _Batch(NamedTuple):
     manager: "Manager"
     hashes: list[bytes]
-    leaders: NDArray[np.int32]
+    leaders: NDArray[np.integer]
     step: int
 
 
@@ -39,7 +39,7 @@ class ComputedUnits:
     def __bool__(self) -> bool:
         return bool(self._batches)
 
-    def add(self, manager: "Manager", hashes: list[bytes], leaders: NDArray[np.int32], step: int) -> None:
+    def add(self, manager: "Manager", hashes: list[bytes], leaders: NDArray[np.integer], step: int) -> None:
         """Different units that step number `step`, or an earlier one, completes. Each gets a holder more."""
         manager.pool.touch(manager.number, leaders)
         self._batches.append(_Batch(manager, hashes, leaders.copy(), step))

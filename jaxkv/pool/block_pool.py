@@ -252,8 +252,8 @@ class BlockPool:
         """int32[n]: leaders of all units in the manager's index, held or free."""
         return np.flatnonzero(self.cached_by == manager).astype(np.int32)
 
-    def plain_ids(self) -> NDArray[np.intp]:
-        """intp[n]: free ids without content, the next to be given out last."""
+    def plain_ids(self) -> NDArray[np.integer]:
+        """int[n]: free ids without content, the next to be given out last."""
         return self._plain[: self._num_plain]
 
     def free_units(self) -> NDArray[np.intp]:
