@@ -30,7 +30,7 @@ from jaxkv.observer import CacheObserver
 from jaxkv.planning.plan import CachePlan
 from jaxkv.pool import MAX_BLOCKS, BlockPool
 from jaxkv.release import free_row, keep_end
-from jaxkv.retention import Retention
+from jaxkv.retention import Retention, lower_boundaries_from
 from jaxkv.rows import CacheRows
 from jaxkv.slot_allocation import Allocation, SlotCounts, allocate_slots
 from jaxkv.specs import FullAttentionSpec
@@ -91,7 +91,10 @@ class KVCacheManager:
         self.hasher: BlockHasher = make_hasher(hash_algo, plan.hash_block_size, num_hash_lookahead_tokens)
         self.chunk_alignment = plan.hash_block_size if fine_grained else plan.whole_block_alignment
         self.eviction = make_eviction_policy(eviction) if isinstance(eviction, str) else eviction
-        self.retention = Retention(retention_interval, self.chunk_alignment, self.eviction.keeps_lower)
+        lower_from = None
+        if self.eviction.keeps_lower:
+            lower_from = lower_boundaries_from(plan.groups, self.chunk_alignment)
+        self.retention = Retention(retention_interval, self.chunk_alignment, lower_from)
         if enable_caching:
             self.retention.check()
         self.clock = StepClock()

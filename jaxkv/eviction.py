@@ -33,7 +33,8 @@ class EvictionPolicy:
 
     keeps_unwanted: content that the retention policy does not want can be found until its room is needed.
     unwanted_first: that is before any wanted content goes.
-    keeps_lower: see Retention. num_levels: queues of wanted content.
+    keeps_lower: windows also keep what serves the next lower boundary, where that costs little.
+    num_levels: queues of wanted content.
     """
 
     name = "reach"

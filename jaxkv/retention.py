@@ -11,6 +11,7 @@ not: another state costs a whole state and a chunk that ends there, and under pr
 goes together with the last block of full attention that it needs, so the hit falls to the next state below.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -18,21 +19,29 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkv.errors import JaxkvError
+from jaxkv.planning.plan import CacheGroup
+from jaxkv.specs import (
+    ChunkedLocalAttentionSpec,
+    FullAttentionSpec,
+    MambaSpec,
+    SlidingWindowSpec,
+    cdiv,
+)
 
 _LOWER_SHARE = 8
-"""What serves the next lower boundary as well may cost a window an eighth more at the most."""
+"""What serves the next lower boundary as well may take an eighth more at the most."""
 
 
 class Retention(NamedTuple):
     """interval: 0 keeps boundaries only (sparse), n also every n tokens (periodic), None everything (dense).
 
     alignment: hits fall on multiples of it; the next lower boundary is one alignment below.
-    keeps_lower: windows also keep what serves that one.
+    lower_from: windows also keep what serves that one below boundaries of so many tokens; None: below none.
     """
 
     interval: int | None
     alignment: int
-    keeps_lower: bool = True
+    lower_from: int | None = 0
 
     def check(self) -> None:
         """JaxkvError for a negative interval, or one that no hit can fall on."""
@@ -71,6 +80,11 @@ class Retention(NamedTuple):
             wanted.update(range(start // self.interval * self.interval + self.interval, stop, self.interval))
         return sorted(wanted)
 
+    def _with_lower(self, boundary: int) -> tuple[int, ...]:
+        if self.lower_from is None or boundary < self.lower_from:
+            return (boundary,)
+        return (boundary, boundary - self.alignment)
+
     def wanted_blocks(
         self,
         start: int,
@@ -86,19 +100,17 @@ class Retention(NamedTuple):
         A hit of L needs the tokens from first_needed(L) >= L - max_reach on.
 
         One alignment below every boundary counts as a boundary too: a pool under pressure first gives up the
-        last block of full attention, and then the hit must not fall to nothing. Where blocks are large beside
-        the window, that would cost more than it is worth.
+        last block of full attention, and then the hit must not fall to nothing.
         """
         if self.interval is None:
             return True
         if not self.interval and (not boundaries or boundaries[-1] <= start * block_size):
             return False
-        keeps_lower = self.keeps_lower and self.alignment * _LOWER_SHARE <= max_reach
         lowest, highest = start * block_size, stop * block_size + max_reach
         lengths = {
             length
             for boundary in boundaries
-            for length in ((boundary, boundary - self.alignment) if keeps_lower else (boundary,))
+            for length in self._with_lower(boundary)
             if lowest < length <= highest
         }
         if self.interval:
@@ -115,3 +127,27 @@ class Retention(NamedTuple):
         if wanted.all():
             return True
         return wanted if wanted.any() else False
+
+
+def lower_boundaries_from(groups: Sequence[CacheGroup], alignment: int) -> int | None:
+    """The length in tokens from which on keeping the next lower boundary too costs little: what windows keep
+    for one more alignment is an eighth at the most of what all groups keep for a boundary there. None: never.
+    """
+    added = kept = 0
+    per_token = 0.0
+    for group in groups:
+        spec = group.spec
+        if isinstance(spec, FullAttentionSpec):
+            per_token += 1 / spec.block_size
+        elif isinstance(spec, MambaSpec):
+            kept += group.blocks_per_state
+        elif isinstance(spec, SlidingWindowSpec):
+            added += cdiv(alignment, spec.block_size)
+            kept += spec.num_retained_tokens // spec.block_size
+        elif isinstance(spec, ChunkedLocalAttentionSpec):
+            # Of a boundary at the end of a chunk it keeps nothing.
+            added += cdiv(alignment, spec.block_size)
+    missing = max(0, added * _LOWER_SHARE - kept)
+    if not per_token:
+        return None if missing else 0
+    return math.ceil(missing / per_token)

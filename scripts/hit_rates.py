@@ -7,6 +7,7 @@ blocks, the plan that `jaxkv plan` makes by default, and memory for so many requ
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -51,9 +52,13 @@ def job_of(path: Path, block_size: int, fits: float, policy: str) -> Job:
     )
 
 
-def load(path: str, requests: int | None) -> Trace:
+def load(path: str, skipped: int, requests: int | None) -> Trace:
     trace = load_trace(path)
-    return trace if requests is None else trace.first(requests)
+    stop = None if requests is None else skipped + requests
+    part = trace.requests[skipped:stop]
+    if not part:
+        raise JaxkvError(f"{path} has {len(trace.requests)} requests: none is left after {skipped}")
+    return dataclasses.replace(trace, requests=part)
 
 
 def tables(reports: Sequence[dict[str, Any]], policies: Sequence[str]) -> str:
@@ -98,12 +103,15 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     add("--models", type=Path, required=True, help="folder of config files")
     add("--mooncake", help="the conversation trace")
     add("--weka", help="the agentic sessions")
+    add("--skip", type=int, default=0, help="leave out so many requests at the start of each trace")
     add("--requests", type=int, help="replay only so many of each trace")
     add("--policies", default=f"{DEFAULT_POLICY},{Published.name}", help="comma-separated")
     add("--only", default=",".join(MODELS), help="comma-separated names of models")
     add("--jobs", type=int, default=os.cpu_count() or 1)
     add("--json", metavar="FILE", help="also write all reports")
     args = parser.parse_args(argv)
+    if args.skip < 0 or (args.requests is not None and args.requests < 1):
+        raise JaxkvError(f"--skip {args.skip} and --requests {args.requests} choose no part of a trace")
     for policy in args.policies.split(","):
         if policy not in POLICIES:
             raise JaxkvError(f"unknown policy {policy!r}; known are {', '.join(POLICIES)}")
@@ -115,7 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     policies = args.policies.split(",")
     everything: list[dict[str, Any]] = []
     for path in filter(None, (args.mooncake, args.weka)):
-        loader = partial(load, path, args.requests)
+        loader = partial(load, path, args.skip, args.requests)
         block_size = loader().block_size
         if block_size is None:
             raise JaxkvError(f"{path} tells no blocks")
@@ -130,7 +138,8 @@ def main(argv: list[str] | None = None) -> int:
         bar.close()
         everything += reports
         print(
-            f"{path}: {reports[0]['requests']['in_trace']:,} requests\n\n{tables(reports, policies)}\n",
+            f"{path}: {reports[0]['requests']['in_trace']:,} requests after {args.skip:,}\n\n"
+            f"{tables(reports, policies)}\n",
             flush=True,
         )
     if args.json is not None:

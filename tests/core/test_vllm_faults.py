@@ -19,7 +19,7 @@ def test_chunks_end_where_hits_can_begin_with_unequal_blocks(length: int) -> Non
 
 
 def test_sparse_retention_keeps_the_next_lower_boundary_of_windows() -> None:
-    cache = make_cache([full(), window(33)])
+    cache = make_cache([full(), window(8)])
     driver = Driver(cache)
     driver.serve(seq(1, 41))
     plain = len(cache.pool.plain_ids())
