@@ -31,6 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--prompt", action="append", default=[], metavar="TEXT", help="a prompt; may be repeated")
     add("--prompts", metavar="FILE", help="a UTF-8 text file with one prompt a line; empty lines are skipped")
     add("--max-tokens", type=int, default=64, help="most tokens to generate for each prompt (default 64)")
+    add("--min-tokens", type=int, default=0, help="do not stop before so many tokens (default 0)")
     add("--temperature", type=float, default=0.0, help="0, the default, always takes the most likely token")
     add("--top-k", type=int, default=0, help="sample from this many most likely tokens; 0: all")
     add("--top-p", type=float, default=1.0, help="sample from the fewest tokens that reach this probability")
@@ -59,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         top_k=args.top_k,
         top_p=args.top_p,
         max_tokens=args.max_tokens,
+        min_tokens=args.min_tokens,
         stop=tuple(args.stop),
         ignore_eos=args.ignore_eos,
     )

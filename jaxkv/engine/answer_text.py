@@ -16,11 +16,14 @@ class AnswerText:
     """text: all that is known so far, cut at the first stop string. stopped: whether one was found.
 
     `push` and `finish` return the part that is new and final: an end that may yet turn out to begin a stop
-    string is held back.
+    string is held back. A stop string counts if its last character comes after the text of the first
+    `min_tokens` tokens.
     """
 
-    def __init__(self, decoder: TokenDecoder, stop: Sequence[str] = ()) -> None:
+    def __init__(self, decoder: TokenDecoder, stop: Sequence[str] = (), min_tokens: int = 0) -> None:
         self._decoder = decoder
+        self._min_tokens = min_tokens
+        self._num_tokens = 0
         self._stop = tuple(stop)
         self._longest_stop = max((len(text) for text in self._stop), default=0)
         self._num_released = 0
@@ -32,6 +35,7 @@ class AnswerText:
         for token in token_ids:
             if self.stopped:
                 break
+            self._num_tokens += 1
             self._extend(self._decoder.push(token))
         return self._release(0 if self.stopped else self._held_back())
 
@@ -42,9 +46,15 @@ class AnswerText:
         return self._release(0)
 
     def _extend(self, new: str) -> None:
-        start = max(len(self.text) - self._longest_stop + 1, 0)
+        start = len(self.text)
         self.text += new
-        found = [position for text in self._stop if (position := self.text.find(text, start)) >= 0]
+        if self._num_tokens <= self._min_tokens:
+            return
+        found = [
+            position
+            for text in self._stop
+            if (position := self.text.find(text, max(start - len(text) + 1, 0))) >= 0
+        ]
         if found:
             self.text = self.text[: min(found)]
             self.stopped = True

@@ -14,8 +14,9 @@ from jaxkv.engine.metrics import EngineMetrics
 from jaxkv.engine.outputs import CacheHit, RequestDelta, RequestMetrics, RequestOutput, TokenLogprobs
 from jaxkv.engine.prompts import Prompt
 from jaxkv.engine.runner import ModelRunner, StartedStep, StepLogprobs
-from jaxkv.engine.sampling_params import SamplingParams
-from jaxkv.engine.sampling_table import SamplingTable
+from jaxkv.engine.sampling_params import MAX_BANNED_TOKENS, SamplingParams
+from jaxkv.engine.sampling_table import RowSampling, SamplingTable
+from jaxkv.errors import JaxkvError
 from jaxkv.hits import PrefixHit
 from jaxkv.request import FinishReason, Request
 from jaxkv.scheduling.output import StepResult
@@ -24,15 +25,19 @@ from jaxkv.scheduling.scheduler import Scheduler
 
 @dataclass
 class _Live:
-    """A request that has not ended. params: with its seed decided. request: the scheduler's."""
+    """A request that has not ended. request: the scheduler's."""
 
     request: Request
-    params: SamplingParams
+    sampling: RowSampling
     prompt: str | None
     text: AnswerText
     arrival: float
     first_token: float | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.sampling.params
 
 
 class Engine:
@@ -71,18 +76,38 @@ class Engine:
 
     def add_request(self, prompt: Prompt, params: SamplingParams, request_id: str | None = None) -> str:
         """Puts a request in the queue and returns its id. Raises JaxkvError, and changes nothing, for a
-        prompt that can never run.
+        prompt that can never run and for more end and stop tokens than `min_tokens` can keep away.
         """
         request_id = f"request-{next(self._ids)}" if request_id is None else request_id
         own_end_tokens = () if params.ignore_eos else self._end_token_ids
         end_tokens = (*own_end_tokens, *params.stop_token_ids)
         request = Request(request_id, prompt.token_ids, params.max_tokens, end_token_ids=end_tokens)
+        banned = self._banned_at_first(params)
         self.scheduler.add_request(request)
         if params.seed is None:
             params = replace(params, seed=int(self._seeds.integers(2**32)))
-        text = AnswerText(self._make_decoder(), params.stop)
-        self._live[request_id] = _Live(request, params, prompt.text, text, time.perf_counter())
+        first_end = request.num_prompt_tokens + params.min_tokens if banned else 0
+        self._live[request_id] = _Live(
+            request,
+            RowSampling(params, first_end, banned),
+            prompt.text,
+            AnswerText(self._make_decoder(), params.stop, params.min_tokens),
+            time.perf_counter(),
+        )
         return request_id
+
+    def _banned_at_first(self, params: SamplingParams) -> tuple[int, ...]:
+        """The tokens that may not be chosen before `min_tokens` others. As in vLLM, the model's end tokens
+        are among them even where they are ignored.
+        """
+        if not params.min_tokens:
+            return ()
+        banned = tuple(dict.fromkeys((*self._end_token_ids, *params.stop_token_ids)))
+        if len(banned) > MAX_BANNED_TOKENS:
+            raise JaxkvError(
+                f"min_tokens can keep away at most {MAX_BANNED_TOKENS} end and stop tokens, not {len(banned)}"
+            )
+        return banned
 
     def abort(self, request_ids: Iterable[str]) -> list[RequestDelta]:
         """Ends requests wherever they are; ids of requests that have ended are skipped. What each had is its
@@ -121,7 +146,9 @@ class Engine:
         self.metrics.peak_blocks_used = max(self.metrics.peak_blocks_used, used)
         if not len(output):
             return StartedStep(output, None)
-        self._sampling.refresh(output.rows, output.epochs, lambda i: self._live[output.request_ids[i]].params)
+        self._sampling.refresh(
+            output.rows, output.epochs, lambda i: self._live[output.request_ids[i]].sampling
+        )
         return self.runner.start(output, self.scheduler.table, self.cache_manager, self._sampling)
 
     def _collect(self, started: StartedStep) -> list[RequestDelta]:

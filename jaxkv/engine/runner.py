@@ -194,8 +194,12 @@ def _fill_sampling(views: dict[str, NDArray], output: SchedulerOutput, sampling:
     rows = output.rows[output.sampling]
     for name in ("temperature", "top_k", "top_p"):
         views[name][: len(rows)] = getattr(sampling, name)[rows]
+    position = (output.num_computed + output.num_scheduled)[output.sampling]
+    banned = np.flatnonzero(position < sampling.first_end[rows])
+    if len(banned):
+        views["num_banned"][banned] = sampling.num_end_tokens[rows[banned]]
+        views["banned"][banned] = sampling.end_tokens[rows[banned]]
     if views["temperature"].any():
-        position = (output.num_computed + output.num_scheduled)[output.sampling]
         views["uniform"][: len(rows)] = uniform_draws(sampling.seed[rows], position)
     views["top_p"][len(rows) :] = 1
     views["wants_logprobs"][...] = sampling.wants_logprobs[rows].any()

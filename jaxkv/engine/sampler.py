@@ -20,12 +20,17 @@ _HIGHEST_BIT = np.uint32(0x8000_0000)
 class SamplingRows(NamedTuple):
     """Per row of logits [N, V], all [N]: temperature float32 (0: greedy), top_k int32 (0: all), top_p float32
     (1: all), uniform float32 in [0, 1): the random number to draw with.
+
+    banned int32[N, B]: token ids that are never chosen, of which the first num_banned int32[N] count. Ids
+    past the vocabulary ban nothing.
     """
 
     temperature: jax.Array
     top_k: jax.Array
     top_p: jax.Array
     uniform: jax.Array
+    num_banned: jax.Array
+    banned: jax.Array
 
 
 class Logprobs(NamedTuple):
@@ -43,7 +48,8 @@ def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
 
     Models compute the transpose, [V, N]: handed on as it is, it is not copied for a greedy choice.
     """
-    return jax.lax.cond(jnp.any(rows.temperature > 0), _sample_mixed, _greedy_only, logits.T, rows)
+    plain = jnp.all((rows.temperature <= 0) & (rows.num_banned == 0))
+    return jax.lax.cond(plain, _greedy_only, _sample_mixed, logits.T, rows)
 
 
 def gather_logprobs(logits: jax.Array, token_ids: jax.Array, num_top: int) -> Logprobs:
@@ -72,6 +78,7 @@ def _greedy_only(by_token: jax.Array, rows: SamplingRows) -> jax.Array:
 
 
 def _sample_mixed(by_token: jax.Array, rows: SamplingRows) -> jax.Array:
+    by_token = _without_banned(by_token, rows)
     logits = by_token.T
     is_greedy = rows.temperature <= 0
     scaled = logits / jnp.where(is_greedy, 1.0, rows.temperature)[:, None]
@@ -81,6 +88,13 @@ def _sample_mixed(by_token: jax.Array, rows: SamplingRows) -> jax.Array:
     filters = jnp.any((top_k < vocabulary) | (top_p < 1))
     scaled = jax.lax.cond(filters, _keep_likely, lambda x, *_: x, scaled, top_k, top_p)
     return jnp.where(is_greedy, greedy(by_token), _draw(scaled, rows.uniform))
+
+
+def _without_banned(by_token: jax.Array, rows: SamplingRows) -> jax.Array:
+    """Logits float32[V, N] with -inf at the banned tokens."""
+    counts = jnp.arange(rows.banned.shape[1]) < rows.num_banned[:, None]
+    tokens = jnp.where(counts, rows.banned, by_token.shape[0])
+    return by_token.at[tokens, jnp.arange(by_token.shape[1])[:, None]].set(-jnp.inf, mode="drop")
 
 
 def _keep_likely(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:

@@ -11,6 +11,9 @@ from jaxkv.unicode_text import check_unicode
 MAX_LOGPROBS = 20
 """Most alternatives a request may ask for at each position; the width of the arrays the step returns."""
 
+MAX_BANNED_TOKENS = 16
+"""Most end and stop tokens of a request with `min_tokens`; the width of an array that a step is given."""
+
 MAX_SEED = 2**32 - 1
 
 
@@ -26,6 +29,8 @@ class SamplingParams:
     max_tokens: most tokens to generate. stop: strings that end the text (they are cut off).
     stop_token_ids: tokens that end the text, beside the model's own end tokens. ignore_eos: do not stop on
     the latter.
+    min_tokens: so many tokens come before any stop or end token (ignored or not), and a stop string that is
+    complete within their text does not end it. Only the model's maximum length may end an answer earlier.
     logprobs: return the log probability (natural, before temperature and filters) of each chosen token and of
     this many most likely ones. None: none.
     """
@@ -35,6 +40,7 @@ class SamplingParams:
     top_p: float = 1.0
     seed: int | None = None
     max_tokens: int = 16
+    min_tokens: int = 0
     stop: str | Sequence[str] = ()
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
@@ -50,6 +56,9 @@ class SamplingParams:
             raise JaxkvError(f"top_p must be above 0 and at most 1, not {self.top_p!r}")
         _check_int("top_k", self.top_k, 0)
         _check_int("max_tokens", self.max_tokens, 1)
+        _check_int("min_tokens", self.min_tokens, 0)
+        if self.min_tokens > self.max_tokens:
+            raise JaxkvError(f"min_tokens {self.min_tokens} is more than max_tokens {self.max_tokens}")
         if self.seed is not None:
             _check_int("seed", self.seed, 0, MAX_SEED)
         if self.logprobs is not None:

@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxkv.engine.buckets import Bucket
 from jaxkv.engine.sampler import SamplingRows
+from jaxkv.engine.sampling_params import MAX_BANNED_TOKENS
 from pallas_kernels.batch import GroupTable, RaggedBatch
 from pallas_kernels.recurrent import StateTable
 
@@ -105,6 +106,8 @@ class StepShape:
             "top_k": ((seqs,), "int32"),
             "top_p": ((seqs,), "float32"),
             "uniform": ((seqs,), "float32"),
+            "num_banned": ((seqs,), "int32"),
+            "banned": ((seqs, MAX_BANNED_TOKENS), "int32"),
         }
         for group, table in enumerate(self.tables):
             for name, shape in table.fields(seqs).items():

@@ -95,6 +95,11 @@ def test_a_temperature_below_zero_is_refused_before_the_model_is_looked_for(caps
     assert "-1" in message
 
 
+def test_more_tokens_at_least_than_at_most_are_refused(capsys):
+    arguments = ("--model", "no-such-model", "--prompt", "x", "--min-tokens", "9", "--max-tokens", "3")
+    assert "min_tokens 9 is more than max_tokens 3" in refused(capsys, *arguments)
+
+
 def test_a_missing_model_is_named(capsys):
     assert "no-such-model" in refused(capsys, "--model", "no-such-model", "--prompt", "x")
 

@@ -18,6 +18,8 @@ def rows(n, *, temperature=1.0, top_k=0, top_p=1.0, seed=0):
         top_k=jnp.broadcast_to(jnp.int32(top_k), n),
         top_p=jnp.broadcast_to(jnp.float32(top_p), n),
         uniform=jnp.asarray(uniform_draws(np.full(n, seed, np.uint32), np.arange(n, dtype=np.int32))),
+        num_banned=jnp.zeros(n, jnp.int32),
+        banned=jnp.zeros((n, 3), jnp.int32),
     )
 
 
@@ -93,6 +95,8 @@ def test_a_row_is_the_same_alone_and_in_any_batch():
         top_k=jnp.array([0, 0, 40, 0, 1000, 3], jnp.int32),
         top_p=jnp.array([1.0, 1.0, 1.0, 0.9, 0.99, 0.5], jnp.float32),
         uniform=jnp.array([0.1, 0.0, 0.999999, 0.4, 0.5, 0.6], jnp.float32),
+        num_banned=jnp.array([0, 1, 0, 2, 0, 1], jnp.int32),
+        banned=jnp.argsort(-logits)[:, :2].astype(jnp.int32),
     )
     together = sample(logits, batch)
     for i in range(6):
@@ -117,3 +121,22 @@ def test_logprobs_are_those_of_the_raw_logits():
     np.testing.assert_allclose(result.chosen, expected[[0, 1, 2], [0, 5, 699]], atol=1e-5)
     np.testing.assert_array_equal(result.top_ids, order)
     np.testing.assert_allclose(result.top, np.take_along_axis(expected, order, axis=-1), atol=1e-5)
+
+
+def test_the_best_token_that_is_not_banned_is_chosen():
+    logits = np.random.default_rng(3).normal(size=(5, 700)).astype(np.float32)
+    best = np.argsort(-logits)
+    banned = best[:, [1, 0, 2]].astype(np.int32)
+    banned[4] = [best[4, 0], 700, 2**31 - 1]  # two are past the vocabulary
+    given = rows(5, temperature=0.0)._replace(num_banned=jnp.array([0, 1, 2, 3, 3]), banned=jnp.array(banned))
+    expected = [best[0, 0], best[1, 0], best[2, 2], best[3, 3], best[4, 1]]
+    assert sample(jnp.asarray(logits), given).tolist() == expected
+
+
+def test_all_tokens_but_the_banned_ones_are_drawn():
+    n, banned = 512, [0, 4]
+    given = rows(n)._replace(
+        num_banned=jnp.full(n, 2), banned=jnp.broadcast_to(jnp.array([*banned, 1], jnp.int32), (n, 3))
+    )
+    drawn = sample(jnp.zeros((n, 7)), given)
+    assert set(drawn.tolist()) == set(range(7)) - set(banned)
