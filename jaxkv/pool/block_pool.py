@@ -312,7 +312,9 @@ class BlockPool:
 
     def _by_manager(self, leaders: NDArray[np.intp]) -> list[tuple[int, NDArray[np.intp]]]:
         """Cached units by the manager whose they are."""
-        if len(self._widths) == 1 or not len(leaders):
+        if not len(leaders):
+            return []
+        if len(self._widths) == 1:
             return [(0, leaders)]
         owners = self.cached_by[leaders]
         first = int(owners[0])

@@ -139,3 +139,18 @@ def test_the_queue_survives_many_turns_of_its_ring() -> None:
 def test_a_pool_needs_a_block() -> None:
     with pytest.raises(JaxkvError, match=r"num_blocks.*0"):
         BlockPool(0)
+
+
+def test_nobody_is_told_of_an_eviction_of_nothing() -> None:
+    told: list[list[int]] = []
+    pool = BlockPool(5)
+    pool.register(1, lambda leaders: told.append(leaders.tolist()))
+    leaders = pool.take(0, 4)[0]
+    pool.set_cached(0, leaders[:2], False, 0)
+    pool.set_cached(0, leaders[2:], True, 0)
+    pool.enqueue(pool.drop(0, leaders))
+    # The queue that goes first now has only entries to skip.
+    pool.touch(0, leaders[:2])
+    pool.take(0, 1)
+    assert told == [[int(leaders[2])]]
+    assert pool.version == 1
