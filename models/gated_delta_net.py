@@ -33,16 +33,16 @@ class Projections(NamedTuple):
     decay: jax.Array
 
 
-def delta_net_spec(sizes: DeltaNetSizes, block_size: int, dtype: str) -> MambaSpec:
-    """What a layer keeps: the last inputs of the convolution in `dtype` and the heads' matrices in float32,
-    which accumulate."""
+def delta_net_spec(sizes: DeltaNetSizes, block_size: int, dtype: str, state_dtype: str) -> MambaSpec:
+    """What a layer keeps: the last inputs of the convolution in `dtype` and the heads' matrices, which
+    accumulate, in `state_dtype`."""
     return MambaSpec(
         block_size=block_size,
         shapes=(
             (sizes.conv_channels, sizes.conv_kernel - 1),
             (sizes.num_value_heads, sizes.value_head_size, sizes.key_head_size),
         ),
-        dtypes=(dtype, "float32"),
+        dtypes=(dtype, state_dtype),
     )
 
 

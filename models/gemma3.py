@@ -21,8 +21,11 @@ from models.paged_cache import PagedCache
 from models.rope import Rotation, rotation
 
 
-def cache_specs(config: Gemma3Config, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
-    """What each layer keeps, by layer name, with `block_size` tokens a block and elements of `dtype`."""
+def cache_specs(
+    config: Gemma3Config, block_size: int, dtype: str, state_dtype: str
+) -> dict[str, KVCacheSpec]:
+    """What each layer keeps, by layer name, with `block_size` tokens a block and elements of `dtype`; none
+    has a state of `state_dtype`."""
     full = attention_spec(config.attention, block_size, dtype)
     window = attention_spec(config.attention, block_size, dtype, config.sliding_window)
     return {layer_name(i): window if config.is_sliding[i] else full for i in range(config.num_layers)}

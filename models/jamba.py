@@ -20,9 +20,9 @@ from models.norms import RMSNorm
 from models.paged_cache import PagedCache
 
 
-def cache_specs(config: JambaConfig, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
+def cache_specs(config: JambaConfig, block_size: int, dtype: str, state_dtype: str) -> dict[str, KVCacheSpec]:
     """What each layer keeps, by layer name: `block_size` tokens of `dtype` a block, or the last inputs of the
-    convolution in `dtype` and the state in float32, which accumulates.
+    convolution in `dtype` and the state, which accumulates, in `state_dtype`.
     """
     attention = FullAttentionSpec(
         block_size=block_size, num_kv_heads=config.num_kv_heads, head_size=config.head_size, dtype=dtype
@@ -30,7 +30,7 @@ def cache_specs(config: JambaConfig, block_size: int, dtype: str) -> dict[str, K
     mamba = MambaSpec(
         block_size=block_size,
         shapes=((config.channels, config.conv_kernel - 1), (config.channels, config.state_size)),
-        dtypes=(dtype, "float32"),
+        dtypes=(dtype, state_dtype),
     )
     return {layer_name(i): attention if attends else mamba for i, attends in enumerate(config.attends)}
 

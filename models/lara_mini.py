@@ -22,10 +22,13 @@ from models.rope import Rotation, rotation
 from models.shared_expert import SharedExpertMLP
 
 
-def cache_specs(config: LaraMiniConfig, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
-    """What each layer keeps, by layer name, with `block_size` tokens a block and elements of `dtype`."""
+def cache_specs(
+    config: LaraMiniConfig, block_size: int, dtype: str, state_dtype: str
+) -> dict[str, KVCacheSpec]:
+    """What each layer keeps, by layer name, with `block_size` tokens a block and elements of `dtype`, or of
+    `state_dtype` where they accumulate."""
     by_type = {
-        "linear_attention": delta_net_spec(config.delta_net, block_size, dtype),
+        "linear_attention": delta_net_spec(config.delta_net, block_size, dtype, state_dtype),
         "sliding_attention": attention_spec(config.attention, block_size, dtype, config.sliding_window),
         "full_attention": attention_spec(config.attention, block_size, dtype),
     }

@@ -21,8 +21,9 @@ from models.paged_cache import CacheStep, PagedCache
 from models.rope import Rotation, rotation
 
 
-def cache_specs(config: Lfm3Config, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
-    """What each layer keeps, by layer name, with `block_size` tokens a block and elements of `dtype`."""
+def cache_specs(config: Lfm3Config, block_size: int, dtype: str, state_dtype: str) -> dict[str, KVCacheSpec]:
+    """What each layer keeps, by layer name, with `block_size` tokens a block and elements of `dtype`; no
+    state accumulates, so that none is of `state_dtype`."""
     by_type = {
         "conv": MambaSpec(
             block_size=block_size, shapes=((config.hidden_size, config.conv_kernel - 1),), dtypes=(dtype,)

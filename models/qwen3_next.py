@@ -23,10 +23,13 @@ from models.rope import Rotation, rotation
 from models.shared_expert import SharedExpertMLP
 
 
-def cache_specs(config: Qwen3NextConfig, block_size: int, dtype: str) -> dict[str, KVCacheSpec]:
-    """What each layer keeps, by layer name, with `block_size` tokens a block and elements of `dtype`."""
+def cache_specs(
+    config: Qwen3NextConfig, block_size: int, dtype: str, state_dtype: str
+) -> dict[str, KVCacheSpec]:
+    """What each layer keeps, by layer name, with `block_size` tokens a block and elements of `dtype`, or of
+    `state_dtype` where they accumulate."""
     attention = attention_spec(config.attention, block_size, dtype)
-    delta_net = delta_net_spec(config.delta_net, block_size, dtype)
+    delta_net = delta_net_spec(config.delta_net, block_size, dtype, state_dtype)
     return {layer_name(i): attention if attends else delta_net for i, attends in enumerate(config.attends)}
 
 

@@ -41,7 +41,8 @@ class ModelFamily:
     config_from_hf, config_from_gguf: config.json or GGUF metadata to a config; ValueError where it is not
     right.
     make_model: a config and a dtype to a model, its weights zero.
-    cache_specs: a config, a block size and a dtype's name to what each layer keeps, by layer name.
+    cache_specs: a config, a block size, the name of a dtype and that of states which accumulate to what each
+    layer keeps, by layer name.
     hf_names, gguf_names: where the parameters are in a checkpoint.
     hf_text_prefixes: what may stand for "model." in checkpoints that hold more than the text model.
     """
@@ -50,7 +51,7 @@ class ModelFamily:
     architectures: tuple[str, ...]
     config_from_hf: Callable[[Mapping[str, Any]], Any]
     make_model: Callable[[Any, jnp.dtype], CausalLM]
-    cache_specs: Callable[[Any, int, str], dict[str, KVCacheSpec]]
+    cache_specs: Callable[[Any, int, str, str], dict[str, KVCacheSpec]]
     hf_names: NameMap
     gguf_architectures: tuple[str, ...] = ()
     config_from_gguf: Callable[[Mapping[str, Any]], Any] = _no_gguf

@@ -44,6 +44,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-num-batched-tokens", type=int, default=1024, help="most tokens of one step (default 1024)")
     add("--max-model-len", type=int, help="longest prompt and answer together (default: what fits)")
     add("--dtype", default="auto", choices=("auto", "bfloat16", "float32"), help="of weights and cache")
+    add(
+        "--state-dtype",
+        default="auto",
+        choices=("auto", "bfloat16", "float32"),
+        help="of recurrent states (default: the config's, else as the cache)",
+    )
     add("--block-size", type=int, default=16, help="tokens of a cache block (default 16)")
     add("--no-prefix-caching", action="store_true", help="compute every prompt in full")
 
@@ -67,6 +73,7 @@ def run(args: argparse.Namespace) -> int:
     llm = llm_class(
         args.model,
         dtype=args.dtype,
+        state_dtype=args.state_dtype,
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,
         max_num_batched_tokens=args.max_num_batched_tokens,

@@ -36,6 +36,9 @@ class LLM:
     model: a GGUF file, a Hugging Face folder, the name of a packaged model, or what `load_model` returned,
       whose matrices are then stored anew as the device multiplies by them fastest.
     dtype: of weights and cache, "bfloat16", "float32" or "auto" (the checkpoint's).
+    state_dtype: of recurrent states that accumulate (Mamba, gated DeltaNet), "bfloat16", "float32" or "auto",
+      which is what the config says, else `dtype`, as in vLLM. In float32 they take twice the room, and what
+      is generated depends less on where a prompt is divided or resumed.
     max_model_len: longest prompt and answer together; None: what the model was made for, or less where the
       memory holds less.
     max_num_seqs: most requests that run at once. max_num_batched_tokens: most tokens of one step.
@@ -59,6 +62,7 @@ class LLM:
         model: str | os.PathLike[str] | LoadedModel,
         *,
         dtype: str = "auto",
+        state_dtype: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
         max_num_batched_tokens: int = 1024,
@@ -99,6 +103,7 @@ class LLM:
         self.plan: CachePlan = make_plan(
             self.loaded.cache_specs(
                 block_size,
+                state_dtype=state_dtype,
                 enable_prefix_caching=enable_prefix_caching,
                 num_prefill_checkpoints=num_prefill_checkpoints,
             ),
@@ -111,6 +116,7 @@ class LLM:
                 batches_in_flight=scheduler_config.batches_in_flight,
                 enable_prefix_caching=enable_prefix_caching,
                 prefix_match_unit=prefix_match_unit,
+                align_hybrid_blocks=True,
             ),
             memory_bytes,
         )

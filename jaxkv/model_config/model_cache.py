@@ -64,16 +64,20 @@ class ModelCache:
     ) -> dict[str, KVCacheSpec]:
         """The caches' specs by name, on one chip.
 
-        state_dtype: of recurrent states; "auto": what vLLM takes for the family, or the config's own.
+        dtype: of keys and values; a convolution's inputs are of the same where a model can be run in it.
+        state_dtype: of recurrent states that accumulate; "auto": what vLLM takes for the family, or the
+        config's own.
         Raises JaxkvError where `tensor_parallel` chips cannot share the heads.
         """
         check_int("tensor_parallel", tensor_parallel, 1)
+        dtype = self.cache_dtype(dtype)
+        model_dtype = dtype if dtype in _DTYPES else self.model_dtype
         if state_dtype == "auto":
-            state_dtype = self.state_dtype or self.model_dtype
+            state_dtype = self.state_dtype or model_dtype
         choices = CacheChoices(
             block_size=block_size,
-            dtype=self.cache_dtype(dtype),
-            conv_dtype=self.model_dtype,
+            dtype=dtype,
+            conv_dtype=model_dtype,
             state_dtype=DTYPE_NAMES.get(state_dtype, state_dtype),
             tensor_parallel=tensor_parallel,
         )
@@ -108,7 +112,6 @@ def model_cache_from_config(config: Mapping[str, Any], name: str = "model") -> M
     family = family_of(config)
     text = TextConfig(config, family.defaults)
     layers = tuple(tuple(caches) for caches in family.layers(text))
-    stated = next((text.get(key) for key in STATE_DTYPE_KEYS if text.get(key)), None)
     return ModelCache(
         name=name,
         layers=layers,
@@ -116,9 +119,15 @@ def model_cache_from_config(config: Mapping[str, Any], name: str = "model") -> M
             "max_position_embeddings", "model_max_length", "max_seq_len", "n_positions"
         ),
         dtype=_dtype(text),
-        state_dtype=stated if isinstance(stated, str) else family.state_dtype,
+        state_dtype=stated_state_dtype(text) or family.state_dtype,
         text=text,
     )
+
+
+def stated_state_dtype(text: TextConfig) -> str | None:
+    """The dtype of recurrent states that the config names; None where it names none, or leaves it open."""
+    stated = next((text.get(key) for key in STATE_DTYPE_KEYS if text.get(key)), None)
+    return stated if isinstance(stated, str) and stated != "auto" else None
 
 
 def _dtype(text: TextConfig) -> str | None:

@@ -1,11 +1,14 @@
 """Plans are checked against reality: what an engine allocates, and that it runs under either policy."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from jaxkv import LLM, SamplingParams
+from jaxkv import LLM, JaxkvError, SamplingParams
+from jaxkv.cli import main
 from jaxkv.planning import PlanConfig, make_plan
+from jaxkv.specs import MambaSpec
 from tests.engine.serving import load_script
 
 PROMPT = list(range(5, 25))
@@ -44,6 +47,71 @@ def test_the_engine_holds_exactly_the_plans_bytes(engines: dict[str, LLM], polic
     planned = make_plan(llm.loaded.cache_specs(16), config, 2**20)
     assert llm.plan.groups == planned.groups
     assert llm.engine.runner.pages.nbytes == llm.plan.pool_bytes == planned.pool_bytes
+
+
+FAMILIES = {"gemma3": 6, "jamba": 3, "lara-mini": 3, "lfm3": 3, "qwen3-next": 4}
+"""Layers of each family's model: enough that it has all kinds."""
+
+
+def write_tiny(family: str, folder: Path, **keys: str) -> Path:
+    """A tiny model whose config.json has `keys`, too."""
+    load_script("make_tiny_checkpoint").write_checkpoint(family, folder, num_layers=FAMILIES[family])
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | keys))
+    return folder
+
+
+def state_dtypes(llm: LLM) -> set[str]:
+    """The dtypes of the states that accumulate."""
+    specs = [group.spec for group in llm.plan.groups]
+    return {dtype for spec in specs if isinstance(spec, MambaSpec) for dtype in spec.dtypes[1:]}
+
+
+@pytest.mark.parametrize("policy", ["split", "unified"])
+@pytest.mark.parametrize("dtypes", [("bfloat16", "auto"), ("bfloat16", "float32"), ("float32", "auto")])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_command_plans_what_the_engine_allocates(
+    family: str, dtypes: tuple[str, str], policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_tiny(family, tmp_path / "model")
+    dtype, state_dtype = dtypes
+    llm = LLM(
+        str(folder),
+        dtype=dtype,
+        state_dtype=state_dtype,
+        policy=policy,
+        memory="2MiB",
+        max_model_len=64,
+        max_num_seqs=1,
+        max_num_batched_tokens=32,
+        warm_up=False,
+    )
+    options = (
+        f"--dtype {dtype} --state-dtype {state_dtype} --policy {policy} --memory 2MiB --max-model-len 64"
+    )
+    serving = "--max-num-seqs 1 --max-num-batched-tokens 32"
+    assert main(["plan", str(folder), "--json", *options.split(), *serving.split()]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert llm.engine.runner.pages.nbytes == planned["pool_bytes"]
+    assert [
+        (list(group.layer_names), group.block_size, group.spec.page_size_bytes, group.blocks_per_state)
+        for group in llm.plan.groups
+    ] == [
+        (group["layer_names"], group["block_size"], group["page_size_bytes"], group["blocks_per_state"])
+        for group in planned["groups"]
+    ]
+
+
+def test_a_config_names_the_dtype_of_states(tmp_path: Path) -> None:
+    folder = write_tiny("jamba", tmp_path / "stated", dtype="bfloat16", mamba_ssm_cache_dtype="float32")
+    assert state_dtypes(LLM(str(folder), memory="2MiB", max_model_len=64, warm_up=False)) == {"float32"}
+    asked = LLM(str(folder), memory="2MiB", max_model_len=64, state_dtype="bfloat16", warm_up=False)
+    assert state_dtypes(asked) == {"bfloat16"}
+
+
+def test_a_dtype_in_which_no_state_is_kept_is_refused(folder: Path) -> None:
+    with pytest.raises(JaxkvError, match="state_dtype must be auto, bfloat16 or float32, not 'float16'"):
+        LLM(str(folder), memory="1MiB", state_dtype="float16", warm_up=False)
 
 
 def test_both_policies_give_the_same_tokens(engines: dict[str, LLM]) -> None:

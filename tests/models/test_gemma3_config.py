@@ -96,7 +96,7 @@ def test_gguf_of_27b_has_its_own_query_scale():
 
 
 def test_cache_specs_follow_the_layer_types():
-    specs = cache_specs(Gemma3Config.from_hf(SMALL), 16, "bfloat16")
+    specs = cache_specs(Gemma3Config.from_hf(SMALL), 16, "bfloat16", "float32")
     assert [name for name, spec in specs.items() if spec.kind == "full"] == [
         "layers.5",
         "layers.11",

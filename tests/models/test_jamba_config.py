@@ -30,8 +30,8 @@ def test_a_single_expert_is_a_dense_mlp_and_the_embedding_may_be_the_output_matr
     assert config.tied
 
 
-def test_states_accumulate_in_float32_whatever_the_models_dtype():
-    specs = cache_specs(JambaConfig.from_hf(MINI), 16, "bfloat16")
+def test_states_may_accumulate_in_another_dtype_than_the_models():
+    specs = cache_specs(JambaConfig.from_hf(MINI), 16, "bfloat16", "float32")
     mamba, attention = specs["layers.0"], specs["layers.4"]
     assert isinstance(mamba, MambaSpec)
     assert isinstance(attention, FullAttentionSpec)

@@ -46,7 +46,11 @@ def test_matrices_have_the_parameters_that_the_planner_counts(published):
     assert counted == count_parameters(model_cache_from_config(config_json)).total
 
 
-def test_layers_keep_what_the_planner_plans(published):
+@pytest.mark.parametrize(
+    "dtypes", [("bfloat16", "bfloat16"), ("bfloat16", "float32"), ("float32", "float32")]
+)
+def test_layers_keep_what_the_planner_plans(published, dtypes):
     family, config, config_json = published
-    planned = model_cache_from_config(config_json).specs(16, "bfloat16", state_dtype="float32")
-    assert family.cache_specs(config, 16, "bfloat16") == planned
+    dtype, state_dtype = dtypes
+    planned = model_cache_from_config(config_json).specs(16, dtype, state_dtype=state_dtype)
+    assert family.cache_specs(config, 16, dtype, state_dtype) == planned

@@ -46,7 +46,7 @@ def test_an_empty_file_means_the_class_defaults_that_the_published_file_states(k
 
 
 def test_kinds_of_lara_mini_follow_the_layer_types():
-    specs = lara_mini_specs(LaraMiniConfig.from_hf(LARA_MINI), 16, "bfloat16")
+    specs = lara_mini_specs(LaraMiniConfig.from_hf(LARA_MINI), 16, "bfloat16", "float32")
     kinds = {"linear_attention": "mamba", "sliding_attention": "sliding_window", "full_attention": "full"}
     assert [spec.kind for spec in specs.values()] == [kinds[word] for word in LARA_MINI["layer_types"]]
 

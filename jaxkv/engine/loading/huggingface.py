@@ -9,6 +9,8 @@ from jaxkv.engine.loading.loaded_model import LoadedModel, choose_dtype, naming
 from jaxkv.engine.loading.safetensors_folder import SafetensorsFolder
 from jaxkv.engine.tokenizer import Tokenizer, tokenizer_from_json
 from jaxkv.errors import JaxkvError
+from jaxkv.model_config.model_cache import stated_state_dtype
+from jaxkv.model_config.text_config import TextConfig
 from models.registry import ModelFamily, family_of
 
 
@@ -30,6 +32,7 @@ def load_huggingface(folder: Path, name: str, dtype: str) -> LoadedModel:
             dtype=dtype,
             tokenizer=_tokenizer(folder),
             end_token_ids=_end_tokens(folder, config_json),
+            state_dtype=stated_state_dtype(TextConfig(config_json)),
         )
 
 

@@ -46,6 +46,7 @@ class LoadedModel:
 
     name: what the user asked for, for messages.
     dtype: of weights and activations.
+    state_dtype: of recurrent states that accumulate, where the checkpoint says; None: it does not.
     end_token_ids: generation stops at any of them.
     max_model_len: the longest sequence the model was made for.
     """
@@ -58,6 +59,7 @@ class LoadedModel:
     tokenizer: Tokenizer
     end_token_ids: tuple[int, ...]
     max_model_len: int
+    state_dtype: str | None = None
 
     @classmethod
     def read(
@@ -71,6 +73,7 @@ class LoadedModel:
         dtype: str,
         tokenizer: Tokenizer,
         end_token_ids: tuple[int, ...],
+        state_dtype: str | None = None,
     ) -> "LoadedModel":
         """Reads the weights. ValueError for one that is missing, of the wrong shape, or unknown."""
         model = build_model(lambda: family.make_model(config, jnp.dtype(dtype)), parameter_names, tensors)
@@ -83,6 +86,7 @@ class LoadedModel:
             tokenizer=tokenizer,
             end_token_ids=end_token_ids,
             max_model_len=config.max_position_embeddings,
+            state_dtype=state_dtype,
         )
 
     def cache_specs(
@@ -90,15 +94,24 @@ class LoadedModel:
         block_size: int,
         dtype: str | None = None,
         *,
+        state_dtype: str = "auto",
         enable_prefix_caching: bool = True,
         num_prefill_checkpoints: int = 0,
     ) -> dict[str, KVCacheSpec]:
         """What each layer keeps, by layer name; `dtype` of the cache is the model's unless given.
 
+        state_dtype: of recurrent states that accumulate; "auto": the checkpoint's, else that of the cache, as
+        `jaxkv plan` and vLLM take it. JaxkvError for one in which no state can be kept.
         enable_prefix_caching: off, a recurrent layer keeps its running state and no others.
         num_prefill_checkpoints: states that it may leave inside one chunk of a prompt.
         """
-        specs = self.family.cache_specs(self.config, block_size, self.dtype if dtype is None else dtype)
+        if dtype is None:
+            dtype = self.dtype
+        if state_dtype == "auto":
+            state_dtype = self.state_dtype or dtype
+        if state_dtype not in DTYPES:
+            raise JaxkvError(f"state_dtype must be auto, {' or '.join(DTYPES)}, not {state_dtype!r}")
+        specs = self.family.cache_specs(self.config, block_size, dtype, state_dtype)
         states = {
             "mamba_cache_mode": "align" if enable_prefix_caching else "none",
             "num_prefill_checkpoint_blocks": num_prefill_checkpoints if enable_prefix_caching else 0,
