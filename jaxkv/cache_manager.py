@@ -93,7 +93,7 @@ class KVCacheManager:
         self.eviction = make_eviction_policy(eviction) if isinstance(eviction, str) else eviction
         lower_from = None
         if self.eviction.keeps_lower:
-            lower_from = lower_boundaries_from(plan.groups, self.chunk_alignment)
+            lower_from = lower_boundaries_from(plan, self.chunk_alignment)
         self.retention = Retention(retention_interval, self.chunk_alignment, lower_from)
         if enable_caching:
             self.retention.check()

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkv.errors import JaxkvError
-from jaxkv.planning.plan import CacheGroup
+from jaxkv.planning.plan import CachePlan
 from jaxkv.specs import (
     ChunkedLocalAttentionSpec,
     FullAttentionSpec,
@@ -30,6 +30,10 @@ from jaxkv.specs import (
 
 _LOWER_SHARE = 8
 """What serves the next lower boundary as well may take an eighth more at the most."""
+
+_FEW_REQUESTS = 8
+"""A larger pool keeps no lower boundaries: it gives up one prompt's end at a time, and the one that is asked
+for next is then seldom the one."""
 
 
 class Retention(NamedTuple):
@@ -129,13 +133,16 @@ class Retention(NamedTuple):
         return wanted if wanted.any() else False
 
 
-def lower_boundaries_from(groups: Sequence[CacheGroup], alignment: int) -> int | None:
+def lower_boundaries_from(plan: CachePlan, alignment: int) -> int | None:
     """The length in tokens from which on keeping the next lower boundary too costs little: what windows keep
-    for one more alignment is an eighth at the most of what all groups keep for a boundary there. None: never.
+    for one more alignment is an eighth at the most of what all groups keep for a boundary there. None: never,
+    as in pools of many requests.
     """
+    if plan.concurrency > _FEW_REQUESTS:
+        return None
     added = kept = 0
     per_token = 0.0
-    for group in groups:
+    for group in plan.groups:
         spec = group.spec
         if isinstance(spec, FullAttentionSpec):
             per_token += 1 / spec.block_size
