@@ -6,9 +6,10 @@ is always strong, because every hit needs it.
 
 A hit is expected at the boundaries of a request (where the same prompt resent would resume, the branch point
 that a look-up detected, the end of a finished answer), and at every multiple of the interval where there is
-one. Windows also keep what serves the next lower length: a few blocks, computed anyway. Recurrent layers do
-not: another state costs a whole state and a chunk that ends there, and under pressure the state at a boundary
-goes together with the last block of full attention that it needs, so the hit falls to the next state below.
+one. In a small pool windows also keep what serves the next lower length, where that is little beside what the
+boundary takes in all: a few blocks, computed anyway. Recurrent layers do not: another state costs a whole
+state and a chunk that ends there, and under pressure the state at a boundary goes together with the last
+block of full attention that it needs, so the hit falls to the next state below.
 """
 
 import math
