@@ -86,7 +86,7 @@ def inputs_of(args: argparse.Namespace, model: str | None) -> PlanInputs:
         _memory(args, budget),
         budget,
         _about(args, cache),
-        cache.replication(machine.tensor_parallel),
+        (*cache.replication(machine.tensor_parallel), *_beyond_maximum(args, cache.max_model_len)),
         cache,
     )
 
@@ -136,6 +136,16 @@ def _plan_config(args: argparse.Namespace, machine: Machine, model_max_len: int 
         max_block_growth=args.max_block_growth,
         disable_hybrid_kv_cache_manager=args.disable_hybrid_kv_cache_manager,
         align_hybrid_blocks=True,
+    )
+
+
+def _beyond_maximum(args: argparse.Namespace, model_max_len: int | None) -> tuple[str, ...]:
+    """A warning where requests may be longer than the model was made for, which no engine would run."""
+    if model_max_len is None or args.max_model_len is None or args.max_model_len <= model_max_len:
+        return ()
+    return (
+        f"max_model_len {args.max_model_len:,} is more than the {model_max_len:,} tokens that the model was "
+        "made for",
     )
 
 

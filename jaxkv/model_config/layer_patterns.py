@@ -99,6 +99,8 @@ def _numbers(meaning: dict[int, str]) -> KeyReader:
 def _period(config: TextConfig, key: str, value: Any) -> list[str]:
     period = config.integer(key)
     offset = config.integer("attn_layer_offset", at_least=0)
+    if offset >= period:
+        raise JaxkvError(f"attn_layer_offset {offset} is not below {key} {period}: no layer would attend")
     return [FULL if i % period == offset else RECURRENT for i in range(config.num_layers)]
 
 

@@ -125,9 +125,14 @@ def model_cache_from_config(config: Mapping[str, Any], name: str = "model") -> M
 
 
 def stated_state_dtype(text: TextConfig) -> str | None:
-    """The dtype of recurrent states that the config names; None where it names none, or leaves it open."""
-    stated = next((text.get(key) for key in STATE_DTYPE_KEYS if text.get(key)), None)
-    return stated if isinstance(stated, str) and stated != "auto" else None
+    """The dtype of recurrent states that the config names; None where it names none, or leaves it open.
+    JaxkvError for what is no name.
+    """
+    key = next((key for key in STATE_DTYPE_KEYS if text.get(key)), None)
+    stated = None if key is None else text.get(key)
+    if stated is not None and not isinstance(stated, str):
+        raise JaxkvError(f"the config's {key} must be the name of a dtype, not {stated!r}")
+    return None if stated == "auto" else stated
 
 
 def _dtype(text: TextConfig) -> str | None:

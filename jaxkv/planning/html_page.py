@@ -113,7 +113,10 @@ def _tiles(report: dict[str, Any]) -> str:
     at_8k = next((e for e in report["lengths"] if e["num_tokens"] >= 8192), report["lengths"][-1])
     tiles = [
         (f"{at_8k['requests']:,.1f}", f"requests of {at_8k['num_tokens']:,} tokens at once"),
-        (format_bytes(report["bytes_per_token"]), "for one more token"),
+        (
+            format_bytes(report["growing_bytes_per_token"]),
+            "for one more token" + (", past the windows" if report["window_bytes"] else ""),
+        ),
         (format_bytes(report["bytes_per_state"]) if report["bytes_per_state"] else "none", "recurrent state"),
         (f"{report['hit_alignment']:,}", "tokens: the shortest prefix that can hit"),
         (f"{100 * at_8k['mean_wasted_fraction']:.2f} %", f"lost at {at_8k['num_tokens']:,} tokens"),

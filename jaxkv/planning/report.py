@@ -6,7 +6,7 @@ from typing import Any
 from jaxkv.planning.capacity import longest_at_once, steady_concurrency
 from jaxkv.planning.plan import CacheGroup, CachePlan
 from jaxkv.planning.waste import Waste, mean_wasted_fraction, waste_by_group, waste_of
-from jaxkv.specs import AttentionSpec, KVCacheSpec, MambaSpec, ScratchSpec
+from jaxkv.specs import AttentionSpec, FullAttentionSpec, KVCacheSpec, MambaSpec, ScratchSpec
 
 REPORT_LENGTHS = (1024, 8192, 32768, 131072)
 """Tokens of the requests whose bytes and number are told, beside the maximum length."""
@@ -35,6 +35,8 @@ def plan_report(plan: CachePlan, truth: CachePlan | None = None) -> dict[str, An
         "hit_alignment": plan.hit_alignment,
         "smallest_prefix_that_can_hit": plan.hit_alignment,
         "bytes_per_token": sum(bytes_per_token(group) for group in plan.groups),
+        "growing_bytes_per_token": sum(bytes_per_token(group) for group in plan.groups if _grows(group)),
+        "window_bytes": sum(window_bytes(group) for group in plan.groups),
         "bytes_per_state": sum(bytes_per_state(group) for group in plan.groups),
         "blocks_per_request": list(plan.blocks_per_request),
         "concurrency": round(plan.concurrency, 4) if has_cache else None,
@@ -114,6 +116,16 @@ def bytes_per_token(group: CacheGroup) -> int:
         for spec in _specs(group)
         if isinstance(spec, AttentionSpec) and not isinstance(spec, ScratchSpec)
     )
+
+
+def window_bytes(group: CacheGroup) -> int:
+    """Bytes of content of the group's windows once they are full; 0 where the layers keep every token."""
+    return 0 if _grows(group) else bytes_per_token(group) * (reach_of(group.spec) or 0)
+
+
+def _grows(group: CacheGroup) -> bool:
+    """Whether the layers keep every token, however long the sequence."""
+    return isinstance(group.spec, FullAttentionSpec)
 
 
 def bytes_per_state(group: CacheGroup) -> int:

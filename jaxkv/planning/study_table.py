@@ -28,8 +28,8 @@ def _model_and_machine(report: dict[str, Any]) -> str:
         ("caches", ", ".join(f"{count} {kind}" for kind, count in report["layers_by_kind"].items())),
         (
             "bytes",
-            f"{report['bytes_per_token']:,} B a token, {format_bytes(report['bytes_per_state'])} a state"
-            f", {format_bytes(report['waste'][-1]['held_bytes'])} a sequence of "
+            f"{report['growing_bytes_per_token']:,} B a token, {_beside(report)}"
+            f"{format_bytes(report['waste'][-1]['held_bytes'])} a sequence of "
             f"{report['waste'][-1]['num_tokens']:,} tokens",
         ),
         (
@@ -54,6 +54,12 @@ def _model_and_machine(report: dict[str, Any]) -> str:
     if report.get("parameters"):
         rows.append(("weights", f"{report['parameters'] / 1e9:.2f} billion in {report['weight_dtype']}"))
     return columns(rows)
+
+
+def _beside(report: dict[str, Any]) -> str:
+    """What a request holds however long it is, where it holds such."""
+    parts = ((report["window_bytes"], "in full windows"), (report["bytes_per_state"], "a state"))
+    return "".join(f"{format_bytes(size)} {name}, " for size, name in parts if size)
 
 
 def _ways(study: PlanStudy) -> list[tuple[str, ...]]:
@@ -92,6 +98,7 @@ def format_comparison(studies: Sequence[PlanStudy]) -> str:
             "model",
             "caches",
             "B a token",
+            "windows",
             "state",
             "policy",
             "groups",
@@ -110,7 +117,8 @@ def format_comparison(studies: Sequence[PlanStudy]) -> str:
             (
                 study.name,
                 " + ".join(f"{count} {kind}" for kind, count in report["layers_by_kind"].items()),
-                f"{report['bytes_per_token']:,}",
+                f"{report['growing_bytes_per_token']:,}",
+                format_bytes(report["window_bytes"]) if report["window_bytes"] else "-",
                 format_bytes(report["bytes_per_state"]) if report["bytes_per_state"] else "-",
                 report["policy"],
                 str(len(report["groups"])),

@@ -63,6 +63,36 @@ def test_cache_dtypes(capsys: pytest.CaptureFixture[str]) -> None:
     assert tokens == {"bf16": 131072, "fp8": 65536, "int8": 65536 + 32 * 8 * 8}
 
 
+@pytest.mark.parametrize(
+    ("name", "growing", "windows"),
+    [
+        ("gemma-3-27b", 81920, 436207616),
+        ("llama-4-scout", 49152, 1207959552),
+        ("mistral-7b-v0.1", 0, 536870912),
+        ("kimi-k3", 27648, 0),
+    ],
+)
+def test_windows_do_not_grow(
+    capsys: pytest.CaptureFixture[str], name: str, growing: int, windows: int
+) -> None:
+    report = report_of(capsys, config(name), "--memory", "64GiB")
+    assert (report["growing_bytes_per_token"], report["window_bytes"]) == (growing, windows)
+    assert main(["plan", config(name), "--memory", "64GiB"]) == 0
+    text = capsys.readouterr().out
+    assert f"{growing:,} B a token" in text
+    assert ("in full windows" in text) == (windows > 0)
+
+
+def test_longer_requests_than_the_model_was_made_for_are_warned_of(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    longer = report_of(capsys, config("gemma-3-270m"), "--max-model-len", "100000")
+    assert longer["warnings"] == [
+        "max_model_len 100,000 is more than the 32,768 tokens that the model was made for"
+    ]
+    assert report_of(capsys, config("gemma-3-270m"), "--max-model-len", "32768")["warnings"] == []
+
+
 def test_replicated_heads_are_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     report = report_of(capsys, config("qwen3.5-35b-a3b"), "--tensor-parallel", "8")
     assert "2 KV heads on 8 chips: each is replicated on 4" in report["warnings"]

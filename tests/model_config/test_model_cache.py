@@ -201,6 +201,12 @@ def test_contradictory_or_missing_keys_are_named(change: dict[str, Any], message
         model_cache_from_config(config | change)
 
 
+def test_a_period_whose_attention_layer_lies_outside_is_refused() -> None:
+    jamba = {"model_type": "jamba", "num_hidden_layers": 8, "attn_layer_period": 8, "attn_layer_offset": 8}
+    with pytest.raises(JaxkvError, match="attn_layer_offset 8 is not below attn_layer_period 8"):
+        model_cache_from_config(jamba)
+
+
 def test_unknown_dtypes_and_block_sizes_are_refused() -> None:
     cache = model_cache_from_config(GEMMA3_270M)
     with pytest.raises(JaxkvError, match="unknown dtype 'float5'"):
@@ -216,6 +222,7 @@ def test_unknown_dtypes_and_block_sizes_are_refused() -> None:
         ({"num_key_value_heads": 8}, "4 attention heads cannot share 8 KV heads"),
         ({"torch_dtype": "bfloat61"}, "dtype 'bfloat61' is none of float32, bfloat16, float16"),
         ({"dtype": 16}, "dtype 16 is none of"),
+        ({"mamba_ssm_dtype": 32}, "mamba_ssm_dtype must be the name of a dtype, not 32"),
     ],
 )
 def test_configs_that_no_model_can_have_are_refused(change: dict[str, Any], message: str) -> None:
