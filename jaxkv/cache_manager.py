@@ -229,7 +229,7 @@ class KVCacheManager:
         """
         self.upkeep.rewind(rows, num_tokens)
 
-    def count_decodes(self, rows: NDArray[np.integer], computed: NDArray[np.int64], most: int) -> int:
+    def count_decodes(self, rows: NDArray[np.intp], computed: NDArray[np.int64], most: int) -> int:
         """Does up to `most` steps of `allocate_decodes` for rows of so many computed tokens, if no row can be
         left without a block: all those up to the next one in which a row takes a block, or that one.
         Returns how many.

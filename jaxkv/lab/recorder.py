@@ -1,6 +1,7 @@
 """What a replay's cache decided: counters, and a digest over every decision."""
 
 import hashlib
+import struct
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ from jaxkv.lab.losses import LossFinder
 from jaxkv.lab.request import ReplayRequest
 from jaxkv.managers import MambaManager, Manager
 from jaxkv.specs import cdiv
+
+_HEAD = struct.Struct("<ii")
 
 
 @dataclass
@@ -154,4 +157,4 @@ class Recorder:
 
 
 def _bytes(manager: Manager, leaders: NDArray[np.integer]) -> bytes:
-    return np.array([manager.number, len(leaders)], "<i4").tobytes() + leaders.astype("<i4").tobytes()
+    return _HEAD.pack(manager.number, len(leaders)) + leaders.astype("<i4").tobytes()

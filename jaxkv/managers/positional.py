@@ -133,12 +133,21 @@ class PositionalManager(Manager):
         num_blocks = min(num_blocks, n)
         if num_blocks <= 0:
             return
+        if num_blocks == 1:
+            leader = int(self.ids[0, row, 0])
+            self._shift(row, n, 1)
+            self.pool.let_go_one(self.number, leader)
+            return
         # Backwards: of what is let go at once, the later blocks are evicted first.
         leaders = self.ids[0, row, :num_blocks][::-1].astype(np.intp)
-        self.ids[:, row, : n - num_blocks] = self.ids[:, row, num_blocks:n]
-        self.first_block[row] += num_blocks
-        self.count[row] = n - num_blocks
+        self._shift(row, n, num_blocks)
         self.pool.enqueue(self.pool.drop(self.number, leaders))
+
+    def _shift(self, row: int, held: int, num_blocks: int) -> None:
+        """The row's table of `held` entries begins so many blocks later."""
+        self.ids[:, row, : held - num_blocks] = self.ids[:, row, num_blocks:held]
+        self.first_block[row] += num_blocks
+        self.count[row] = held - num_blocks
 
     def units_needed(self, row: int, part: HitPart, span: Span) -> int:
         if row < 0:
@@ -151,7 +160,10 @@ class PositionalManager(Manager):
         if num_units:
             n = int(self.count[row])
             self._reserve_width(n + num_units)
-            self.ids[:, row, n : n + num_units] = self.pool.take(self.number, num_units)
+            if num_units == 1:
+                self.ids[:, row, n] = self.pool.take_unit(self.number)
+            else:
+                self.ids[:, row, n : n + num_units] = self.pool.take(self.number, num_units)
             self.count[row] = n + num_units
 
     # Caching
@@ -162,10 +174,15 @@ class PositionalManager(Manager):
         first = int(self.first_block[row])
         start = max(int(self.cached[row]), first)
         if stop > start:
-            leaders = self.ids[0, row, start - first : stop - first]
             keys = hashes[start * scale + scale - 1 : stop * scale : scale]
             strong = self.wanted(start, stop, filled.info.boundaries)
-            self._add_to_index(leaders, keys, strong, filled.ready_step)
+            if stop == start + 1:
+                leader = int(self.ids[0, row, start - first])
+                wanted = strong if isinstance(strong, bool) else bool(strong[0])
+                self._add_one_to_index(leader, keys[0], wanted, filled.ready_step)
+            else:
+                leaders = self.ids[0, row, start - first : stop - first]
+                self._add_to_index(leaders, keys, strong, filled.ready_step)
             self.cached[row] = stop
             if self.context.events is not None:
                 self._report(filled, start, stop, keys)

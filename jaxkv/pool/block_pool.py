@@ -111,20 +111,24 @@ class BlockPool:
             members[leaders] = ids.T
         return ids
 
-    def take_one(self, manager: int) -> int:
-        """`take` of one unit: its leader."""
+    def take_unit(self, manager: int) -> NDArray[np.intp]:
+        """`take` of one unit: its ids, intp[width]."""
         width = self._widths[manager]
         if width > self._num_plain:
             self._evict(width - self._num_plain)
         stop = self._num_plain
         self._num_plain -= width
         self.num_free -= width
-        leader = int(self._plain[stop - 1])
-        self.refs[leader] = 1
+        ids = self._plain[self._num_plain : stop][::-1].copy()
+        self.refs[ids[0]] = 1
         members = self._members[manager]
         if members is not None:
-            members[leader] = self._plain[self._num_plain : stop][::-1]
-        return leader
+            members[ids[0]] = ids
+        return ids
+
+    def take_one(self, manager: int) -> int:
+        """`take` of one unit: its leader."""
+        return int(self.take_unit(manager)[0])
 
     def make_room(self, num_ids: int) -> None:
         """Takes the content of free units now that `num_ids` ids are about to be taken, by any managers.

@@ -289,7 +289,8 @@ class Scheduler:
         For simulations, which need no tokens: their ids are not known, and no row may look for end tokens.
         The steps are those that `schedule` and `update_from_output` would do one by one.
         """
-        rows, table = self._life.running.rows, self.table
+        # In the type that numpy indexes with.
+        rows, table = self._life.running.rows.astype(np.intp), self.table
         full = len(rows) >= self.config.max_num_seqs
         if self._in_flight or not len(rows) or (len(self._life) > len(rows) and not full):
             return 0
