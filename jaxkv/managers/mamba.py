@@ -104,16 +104,20 @@ class MambaManager(Manager):
         scratch = self._speculative.pop(row, NO_UNITS).tolist()
         self._checkpoints.pop(row, None)
         self.current[row] = self.previous[row] = NO_STATE
-        leaders = np.array([*scratch[::-1], *reversed(units.values())], np.intp)
-        return Units(leaders, np.array([*[NEVER] * len(scratch), *reversed(units)], np.int64))
+        leaders = [leader for _, leader in reversed(units)]
+        positions = [position for position, _ in reversed(units)]
+        return Units(
+            np.array([*scratch[::-1], *leaders], np.intp),
+            np.array([*[NEVER] * len(scratch), *positions], np.int64),
+        )
 
     def units_of(self, row: int) -> NDArray[np.int32]:
-        states = np.array(list(self._positions(row).values()), np.int32)
+        states = np.array([leader for _, leader in self._positions(row)], np.int32)
         return np.concatenate([states, self._speculative.get(row, NO_UNITS)])
 
     def positional_ids(self, row: int) -> list[list[int]]:
         blocks: dict[int, int] = {}
-        for position, leader in self._positions(row).items():
+        for position, leader in self._positions(row):
             blocks[cdiv(position, self.block_size) - 1 if self.keeps_states else 0] = leader
         last = max(blocks, default=-1)
         for offset, leader in enumerate(self._speculative.get(row, NO_UNITS).tolist()):
@@ -126,14 +130,17 @@ class MambaManager(Manager):
                 table[sibling][block] = block_id
         return table
 
-    def _positions(self, row: int) -> dict[int, int]:
-        """The row's states in order: leader by the last position it may stand for."""
-        units: dict[int, int] = {}
+    def _positions(self, row: int) -> list[tuple[int, int]]:
+        """The row's states in order: the last position each may stand for, and its leader.
+
+        The state that a step reads may have the position of one that it leaves inside its chunk.
+        """
+        units: list[tuple[int, int]] = []
         if self.previous[row] != NO_STATE:
-            units[int(self.previous_position[row])] = int(self.previous[row])
-        units.update(self._checkpoints.get(row, {}))
+            units.append((int(self.previous_position[row]), int(self.previous[row])))
+        units += self._checkpoints.get(row, {}).items()
         if self.current[row] != NO_STATE:
-            units[int(self.limit[row])] = int(self.current[row])
+            units.append((int(self.limit[row]), int(self.current[row])))
         return units
 
     def step_units(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> StateUnits:

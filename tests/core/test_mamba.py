@@ -82,6 +82,21 @@ def test_decoding_in_a_batch_hands_states_over_as_single_steps_do() -> None:
         assert driver.hit([*seq(1, 6), *range(6, 30), 0]) == 28
 
 
+def test_a_step_that_leaves_a_state_at_the_end_of_the_block_it_starts_in_gives_all_back() -> None:
+    """The step from 6 to 11 tokens reads one state, leaves one at 8 and writes a third."""
+    driver = Driver(make_cache([full(), mamba(num_prefill_checkpoint_blocks=1)]))
+    request = driver.request(seq(1, 11))
+    for num_tokens in (6, 5):
+        driver.step(request, num_tokens)
+        driver.cache.check_integrity()
+    assert driver.cache.num_free_blocks == 99 - 3 - 3
+    driver.cache.free(request)
+    driver.cache.check_integrity()
+    assert driver.cache.num_free_blocks == 99
+    driver.cache.new_step_starts()
+    assert driver.hit(seq(1, 11)) == 8
+
+
 def test_periodic_retention_keeps_a_state_every_interval() -> None:
     driver = Driver(make_cache([full(), mamba()], options={"retention_interval": 8}))
     request = driver.request(seq(1, 30))
