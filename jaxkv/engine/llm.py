@@ -24,7 +24,7 @@ from jaxkv.metrics import PrefixCacheStats
 from jaxkv.planning import CachePlan, PlanConfig, make_plan
 from jaxkv.scheduling.config import SchedulerConfig
 from jaxkv.scheduling.scheduler import Scheduler
-from jaxkv.specs import check_int
+from jaxkv.specs import MambaSpec, check_int
 from models.linear import arrange
 
 logger = logging.getLogger(__name__)
@@ -37,8 +37,8 @@ class LLM:
       whose matrices are then stored anew as the device multiplies by them fastest.
     dtype: of weights and cache, "bfloat16", "float32" or "auto" (the checkpoint's).
     state_dtype: of recurrent states that accumulate (Mamba, gated DeltaNet), "bfloat16", "float32" or "auto",
-      which is what the config says, else `dtype`, as in vLLM. A state in bfloat16 is rounded wherever a prompt
-      is divided or resumed, so that answers can depend on it; in float32 it takes twice the room.
+      which is what the config says, else `dtype`, as in vLLM. A state in bfloat16 is rounded where a prompt is
+      divided or resumed and answers can depend on that (a warning says so); in float32 it takes twice the room.
     max_model_len: longest prompt and answer together; None: what the model was made for, or less where the
       memory holds less.
     max_num_seqs: most requests that run at once. max_num_batched_tokens: most tokens of one step.
@@ -120,6 +120,7 @@ class LLM:
             ),
             memory_bytes,
         )
+        self._warn_of_rounding()
         cache_manager = KVCacheManager(
             self.plan,
             enable_caching=enable_prefix_caching,
@@ -149,6 +150,15 @@ class LLM:
         )
         if warm_up:
             self.warm_up(progress=progress)
+
+    def _warn_of_rounding(self) -> None:
+        """Says where states are rounded to fewer bits than they are computed in."""
+        specs = (group.spec for group in self.plan.groups)
+        if any(isinstance(spec, MambaSpec) and "bfloat16" in spec.dtypes[1:] for spec in specs):
+            logger.warning(
+                "recurrent states are kept in bfloat16, as in vLLM: answers can depend on where a prompt is "
+                "divided or resumed; state_dtype float32 keeps them from it"
+            )
 
     def warm_up(self, *, progress: bool = False) -> None:
         """Compiles every shape of a step, so that nothing compiles while serving. `progress` draws a bar."""

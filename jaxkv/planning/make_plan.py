@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 
+from jaxkv.checks import check_is
 from jaxkv.errors import JaxkvError
 from jaxkv.planning.capacity import BlockSizes, blocks_in, fitting_limits, resolve_block_sizes
 from jaxkv.planning.grouping import Grouping
@@ -129,7 +130,10 @@ def _finished(group: CacheGroup, layers: Mapping[str, KVCacheSpec], config: Plan
 def _all_layers(stages: Sequence[Mapping[str, KVCacheSpec]]) -> dict[str, KVCacheSpec]:
     layers: dict[str, KVCacheSpec] = {}
     for stage in stages:
+        check_is("layers", stage, Mapping)
         for name, spec in stage.items():
+            check_is("every layer's name", name, str)
+            check_is(f"what layer {name} keeps", spec, KVCacheSpec)
             if layers.setdefault(name, spec) != spec:
                 raise JaxkvError(f"layer {name} keeps {layers[name]} on one stage and {spec} on another")
     return layers

@@ -137,6 +137,7 @@ class Scheduler:
         """Puts a request in the queue. Raises JaxkvError, and changes nothing,
         for one that could never run.
         """
+        check_is("request", request, Request)
         if self._life.holds_id(request.request_id):
             raise JaxkvError(f"request id {request.request_id!r} is already in use")
         if request.status is not RequestStatus.WAITING:
@@ -161,6 +162,8 @@ class Scheduler:
         """Ends a request from outside: a stop string was found, its client is gone.
         False: there was none such.
         """
+        check_is("request_id", request_id, str)
+        check_is("status", status, RequestStatus)
         if status.finish_reason is None:
             raise JaxkvError(f"a request cannot end with the status {status.name}")
         request = self._life.find(request_id)

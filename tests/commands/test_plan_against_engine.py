@@ -102,11 +102,13 @@ def test_the_command_plans_what_the_engine_allocates(
     ]
 
 
-def test_a_config_names_the_dtype_of_states(tmp_path: Path) -> None:
+def test_a_config_names_the_dtype_of_states(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = write_tiny("jamba", tmp_path / "stated", dtype="bfloat16", mamba_ssm_cache_dtype="float32")
     assert state_dtypes(LLM(str(folder), memory="2MiB", max_model_len=64, warm_up=False)) == {"float32"}
+    assert "recurrent states are kept in bfloat16" not in caplog.text
     asked = LLM(str(folder), memory="2MiB", max_model_len=64, state_dtype="bfloat16", warm_up=False)
     assert state_dtypes(asked) == {"bfloat16"}
+    assert "recurrent states are kept in bfloat16" in caplog.text
 
 
 def test_a_dtype_in_which_no_state_is_kept_is_refused(folder: Path) -> None:

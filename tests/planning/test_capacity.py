@@ -1,5 +1,6 @@
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -150,6 +151,19 @@ def test_memory_must_be_bytes(memory) -> None:
 def test_config_values_below_their_least_are_refused(field: str, value: int) -> None:
     with pytest.raises(JaxkvError, match=f"{field} must be an integer of at least .*{value}"):
         dataclasses.replace(PlanConfig(), **{field: value})
+
+
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([full()], "layers must be a Mapping, not "),
+        ({"a": 16}, "what layer a keeps must be a KVCacheSpec, not 16"),
+        ({3: full()}, "every layer's name must be a str, not 3"),
+    ],
+)
+def test_layers_that_are_none_are_refused(layers: Any, message: str) -> None:
+    with pytest.raises(JaxkvError, match=message):
+        make_plan(layers, PlanConfig(), 2**20)
 
 
 def test_unknown_policy_is_refused_by_name() -> None:

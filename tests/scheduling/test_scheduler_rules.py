@@ -256,6 +256,12 @@ def test_a_request_cannot_be_finished_with_a_status_that_is_not_final() -> None:
     serving.add("a", prompt(1, 5))
     with pytest.raises(JaxkvError, match="cannot end with the status RUNNING"):
         serving.scheduler.finish_request("a", RequestStatus.RUNNING)
+    with pytest.raises(JaxkvError, match="status must be a RequestStatus, not 'done'"):
+        serving.scheduler.finish_request("a", "done")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(JaxkvError, match="request_id must be a str, not 3"):
+        serving.scheduler.abort(3)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(JaxkvError, match="request must be a Request, not 'a'"):
+        serving.scheduler.add_request("a")  # pyright: ignore[reportArgumentType]
     assert isinstance(serving.scheduler.waiting_requests()[0], Request)
 
 
