@@ -1,7 +1,7 @@
 """Measures the engine: decode and prefill speed, time to first token with and without a prefix hit.
 
-    python scripts/bench_engine.py [--json] [--torch-python PATH] [--dtype float32 --dtype bfloat16] [--rounds
-    3]
+    python scripts/bench_engine.py [--json] [--torch-python PATH] [--dtype float32 --dtype bfloat16]
+                                   [--rounds 3] [--case decode_8]
 
 With --torch-python (a Python that has torch, transformers, gguf and accelerate) every round also asks
 transformers, on the same dequantised weights, so that both sides see the same machine; figures are medians
@@ -34,6 +34,8 @@ CHUNK = 1024
 LONG_PROMPT = 8192
 DECODE_PROMPT, DECODE_TOKENS = 64, 48
 HIT_PROMPT, HIT_REST = 1024, 16
+LONG_CASE = f"prefill_{LONG_PROMPT}"
+CASES = ("decode_1", f"decode_{MAX_NUM_SEQS}", f"prefill_{CHUNK}", LONG_CASE, "prefix_hit")
 COMPLAINT_LINES = 20
 
 
@@ -148,17 +150,18 @@ def measure(dtype: str, args: argparse.Namespace) -> dict[str, dict[str, float]]
         )
         for batch in (1, MAX_NUM_SEQS)
     }
-    for length in (CHUNK, *([] if args.quick else [LONG_PROMPT])):
+    for length in (CHUNK, LONG_PROMPT):
         cases[f"prefill_{length}"] = (
             lambda length=length: ours.prefill(length),
             ("prefill", {"prompt": length}),
         )
     cases["prefix_hit"] = (ours.hit, None)
+    cases = {case: cases[case] for case in args.case}
     samples: dict[str, dict[str, list[float]]] = {case: {} for case in cases}
     for round_number in range(args.rounds + 1):
         for case, (run, question) in cases.items():
-            if not round_number and case == f"prefill_{LONG_PROMPT}":
-                continue  # the same steps as a shorter prompt, only more of them
+            if not round_number and case == LONG_CASE and f"prefill_{CHUNK}" in cases:
+                continue  # the same steps as the shorter prompt's, only more of them
             measured = dict(run())
             if peer is not None and question is not None:
                 answer = peer.ask(question[0], **question[1])
@@ -190,8 +193,12 @@ def main() -> None:
     parser.add_argument(
         "--torch-python", metavar="PATH", help="a Python with torch, to measure transformers too"
     )
+    parser.add_argument(
+        "--case", action="append", choices=CASES, help="measure this; may be repeated (default: everything)"
+    )
     parser.add_argument("--quick", action="store_true", help="leave out the prompt of 8,192 tokens")
     args = parser.parse_args()
+    args.case = [case for case in args.case or CASES if not (args.quick and case == LONG_CASE)]
     results = {}
     for dtype in args.dtype or ["float32", "bfloat16"]:
         results[dtype] = measure(dtype, args)
