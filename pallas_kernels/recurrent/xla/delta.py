@@ -20,6 +20,7 @@ from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
 from pallas_kernels.recurrent.triangle import unit_lower_inverse
+from pallas_kernels.recurrent.xla.decays import decays_between
 from pallas_kernels.recurrent.xla.form import Chunk
 from pallas_kernels.recurrent.xla.matrices import Matrices
 from pallas_kernels.recurrent.xla.walk import walk
@@ -65,10 +66,8 @@ class DeltaForm(NamedTuple):
         length, copies = chunk.valid.shape[0], self.heads // self.key_heads
         q, k, v = (x.transpose(1, 0, 2) for x in (tokens.q, tokens.k, tokens.v))
         beta = tokens.beta.T[..., None]
-        logs = jnp.cumsum(tokens.g, axis=0).T  # [Hv, L]
-        from_start = jnp.exp(logs)[..., None]
-        earlier = jnp.tril(jnp.ones((length, length), bool))
-        decays = jnp.exp(jnp.where(earlier, logs[:, :, None] - logs[:, None, :], -jnp.inf))
+        from_start = jnp.exp(jnp.cumsum(tokens.g, axis=0)).T[..., None]  # [Hv, L, 1]
+        decays = decays_between(tokens.g.T)
         keys = jnp.repeat(jnp.einsum("hik,hjk->hij", k, k, precision=HIGHEST), copies, axis=0)
         queries = jnp.repeat(jnp.einsum("hik,hjk->hij", q, k, precision=HIGHEST), copies, axis=0)
         both = jnp.repeat(jnp.concatenate([k, q], axis=1), copies, axis=0)
@@ -77,10 +76,9 @@ class DeltaForm(NamedTuple):
         wanted = beta * (v - from_start * seen[:, :length])
         added = jnp.matmul(inverse, wanted, precision=HIGHEST)
         out = from_start * seen[:, length:] + jnp.matmul(decays * queries, added, precision=HIGHEST)
-        last = logs[:, -1:]
-        weighted = jnp.exp(last - logs)[..., None] * added
+        weighted = decays[:, -1, :, None] * added
         grown = jnp.einsum("hlk,hlv->hkv", both[:, :length], weighted, precision=HIGHEST)
-        state = jnp.exp(last)[..., None] * state + grown
+        state = from_start[:, -1:] * state + grown
         return state, out.transpose(1, 0, 2)
 
 

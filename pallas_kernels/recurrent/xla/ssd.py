@@ -16,6 +16,7 @@ from pallas_kernels.recurrent.inputs import SsdInputs
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
+from pallas_kernels.recurrent.xla.decays import decays_between
 from pallas_kernels.recurrent.xla.form import Chunk
 from pallas_kernels.recurrent.xla.matrices import Matrices
 from pallas_kernels.recurrent.xla.walk import walk
@@ -78,24 +79,22 @@ class SsdForm(NamedTuple):
             *(jnp.where(chunk.valid.reshape(-1, *(1 for _ in x.shape[1:])), x, 0) for x in chunk.inputs)
         )
         length, in_group = chunk.valid.shape[0], self.heads // self.groups
-        logs = jnp.cumsum(tokens.dt * self.a, axis=0).T.reshape(self.groups, in_group, length)
+        logs = (tokens.dt * self.a).T.reshape(self.groups, in_group, length)
+        decays, from_start = decays_between(logs), jnp.exp(jnp.cumsum(logs, axis=-1))
         x = (tokens.dt[:, :, None] * tokens.x).reshape(length, self.groups, in_group, self.head_size)
         x = x.transpose(1, 2, 0, 3)  # [G, heads of a group, L, P]
         b, c = (value.transpose(1, 0, 2) for value in (tokens.b, tokens.c))  # [G, L, N]
 
-        earlier = jnp.tril(jnp.ones((length, length), bool))
-        decays = jnp.exp(jnp.where(earlier, logs[..., :, None] - logs[..., None, :], -jnp.inf))
         alike = jnp.einsum("gin,gjn->gij", c, b, precision=HIGHEST)
         out = jnp.matmul(decays * alike[:, None], x, precision=HIGHEST)
         out = out.transpose(2, 0, 1, 3)  # [L, G, heads of a group, P]
         from_state = jnp.matmul(c, state, precision=HIGHEST)
         from_state = from_state.reshape(self.groups, length, in_group, self.head_size).transpose(1, 0, 2, 3)
-        out = out + jnp.exp(logs).transpose(2, 0, 1)[..., None] * from_state
+        out = out + from_start.transpose(2, 0, 1)[..., None] * from_state
 
-        last = logs[..., -1:]
-        to_end = jnp.exp(last - logs)[..., None] * x
+        to_end = decays[..., -1, :, None] * x
         to_end = to_end.transpose(0, 2, 1, 3).reshape(self.groups, length, -1)
-        decay = jnp.repeat(jnp.exp(last[..., 0]), self.head_size, axis=-1)[:, None, :]
+        decay = jnp.repeat(from_start[..., -1], self.head_size, axis=-1)[:, None, :]
         state = decay * state + jnp.einsum("gln,glc->gnc", b, to_end, precision=HIGHEST)
         return state, self._with_skip(out.reshape(length, *self.out_shape), tokens.x)
 
