@@ -37,8 +37,9 @@ class LLM:
       whose matrices are then stored anew as the device multiplies by them fastest.
     dtype: of weights and cache, "bfloat16", "float32" or "auto" (the checkpoint's).
     state_dtype: of recurrent states that accumulate (Mamba, gated DeltaNet), "bfloat16", "float32" or "auto",
-      which is what the config says, else `dtype`, as in vLLM. A state in bfloat16 is rounded where a prompt is
-      divided or resumed and answers can depend on that (a warning says so); in float32 it takes twice the room.
+      which is what the config says, else `dtype`, as in vLLM. A state in bfloat16 is rounded where a prompt
+      is divided or resumed, and answers can depend on that (a warning says so); in float32 it takes twice
+      the room.
     max_model_len: longest prompt and answer together; None: what the model was made for, or less where the
       memory holds less.
     max_num_seqs: most requests that run at once. max_num_batched_tokens: most tokens of one step.
