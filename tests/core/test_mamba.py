@@ -41,6 +41,20 @@ def test_a_state_at_a_boundary_is_read_and_not_written_again() -> None:
     assert states(driver, 0, 7) == (second, second)
 
 
+def test_a_state_kept_inside_a_block_is_not_written_again() -> None:
+    driver = Driver(make_cache([full(), mamba()], hash_block_size=2, options={"prefix_match_unit": 2}))
+    request = driver.request(seq(1, 7))
+    driver.step(request, 6)
+    kept = states(driver, 0, 0)[1]
+    driver.step(request, 1)
+    read, write = states(driver, 0, 6)
+    assert read == kept
+    assert write != kept
+    driver.cache.free(request)
+    driver.cache.new_step_starts()
+    assert driver.hit(seq(1, 7)) == 6
+
+
 def test_two_requests_that_resume_from_one_state_write_to_states_of_their_own() -> None:
     driver = Driver(make_cache([full(), mamba()]))
     driver.serve(seq(1, 17))
