@@ -68,7 +68,7 @@ class Chain:
         )
 
 
-def gemma_270m(dtype: str, *, implementation: str, layers: int = 18, tokens: int = 64) -> Chain:
+def gemma_270m(dtype: str, *, implementation: str, layers: int, tokens: int = 64) -> Chain:
     """Gemma 3 270M: 4 query heads, one KV head of 256, window 512, 3 layers a slot."""
     return Chain(
         layout=AttentionPageLayout.fitting(block_size=16, num_kv_heads=1, head_size=256, dtype=dtype),
