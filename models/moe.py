@@ -4,7 +4,8 @@ Tokens are sorted by expert, so that the rows of an expert are neighbours, and e
 weights (a grouped matmul). TPUs and GPUs have an operation for that, `jax.lax.ragged_dot_general`. On a CPU,
 XLA turns it into a product of every row with every expert; there the runs are cut into tiles of a few rows
 and a loop multiplies one tile at a time with its expert's weights, so that the loop is as long as the step
-needs. Measured with jax 0.12 on two AVX-512 cores that others used too, 16 experts of [2048, 1024], milliseconds:
+needs. Measured with jax 0.12 on two AVX-512 cores that others used too, 16 experts of [2048, 1024],
+milliseconds:
 
 | rows (tokens x experts a token)     | 2    | 16  | 64  | 512  | 2048 |
 |-------------------------------------|------|-----|-----|------|------|
