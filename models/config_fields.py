@@ -77,3 +77,9 @@ class ConfigFields:
         if value is _REQUIRED:
             raise ValueError(f"{self._where} lacks {self._prefix}{name}")
         return value
+
+
+def check_head_turns(head_size: int) -> None:
+    """ValueError unless rotary embeddings can turn a whole head: they turn pairs of elements."""
+    if head_size % 2:
+        raise ValueError(f"head size {head_size} is odd; rotary embeddings need an even one")

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from models.config_fields import ConfigFields
+from models.config_fields import ConfigFields, check_head_turns
 from models.sizes import AttentionSizes
 
 # GGUF files of Gemma 3 omit these; every published Gemma 3 has them.
@@ -39,10 +39,7 @@ class Gemma3Config:
     final_logit_softcap: float | None = None
 
     def __post_init__(self) -> None:
-        if self.attention.head_size % 2:
-            raise ValueError(
-                f"head size {self.attention.head_size} is odd; rotary embeddings need an even one"
-            )
+        check_head_turns(self.attention.head_size)
         if len(self.is_sliding) != self.num_layers:
             raise ValueError(f"{len(self.is_sliding)} layer types for {self.num_layers} layers")
 

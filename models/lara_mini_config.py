@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from models.config_fields import ConfigFields
+from models.config_fields import ConfigFields, check_head_turns
 from models.rope_config import RopeConfig
 from models.sizes import AttentionSizes, DeltaNetSizes, ExpertSizes
 
@@ -44,10 +44,7 @@ class LaraMiniConfig:
     max_position_embeddings: int
 
     def __post_init__(self) -> None:
-        if self.attention.head_size % 2:
-            raise ValueError(
-                f"head size {self.attention.head_size} is odd; rotary embeddings need an even one"
-            )
+        check_head_turns(self.attention.head_size)
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Self:
