@@ -1,12 +1,13 @@
-"""The two public operations, and the one place that picks how they are computed."""
+"""The two public operations, and the ways to compute them."""
 
-import logging
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 
 from pallas_kernels.batch import GroupTable, RaggedBatch
+from pallas_kernels.choice import choose_name
 from pallas_kernels.gpu.attention import paged_attention_gpu
 from pallas_kernels.gpu.support import refuses_on_gpu
 from pallas_kernels.gpu.write import write_kv_gpu
@@ -18,8 +19,6 @@ from pallas_kernels.tpu.support import refuses_on_tpu
 from pallas_kernels.tpu.write import write_kv_tpu
 from pallas_kernels.xla.attention import paged_attention_xla
 from pallas_kernels.xla.write import write_kv_xla
-
-logger = logging.getLogger(__name__)
 
 
 class Implementation(NamedTuple):
@@ -40,9 +39,6 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "pallas_tpu": Implementation(paged_attention_tpu, write_kv_tpu, refuses_on_tpu),
     "pallas_gpu": Implementation(paged_attention_gpu, write_kv_gpu, refuses_on_gpu),
 }
-_FIRST_CHOICE = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"}
-_FALLBACK = "xla"
-_already_said: set[str] = set()
 
 
 def choose_implementation(
@@ -53,22 +49,8 @@ def choose_implementation(
     A shape that the platform's first choice does not serve falls back to "xla" and is logged once. Raises
     ValueError for an unknown name, and for a shape that the implementation asked for by name does not serve.
     """
-    if name is not None:
-        if name not in IMPLEMENTATIONS:
-            raise ValueError(f"unknown implementation {name!r}, known: {', '.join(IMPLEMENTATIONS)}")
-        reason = IMPLEMENTATIONS[name].refuses(settings, table)
-        if reason is not None:
-            raise ValueError(f"implementation {name!r} does not serve {settings.layout}: {reason}")
-        return IMPLEMENTATIONS[name]
-    first = _FIRST_CHOICE.get(jax.default_backend(), _FALLBACK)
-    reason = IMPLEMENTATIONS[first].refuses(settings, table)
-    if reason is None:
-        return IMPLEMENTATIONS[first]
-    message = f"{first} does not serve {settings.layout} ({reason}): using {_FALLBACK}"
-    if message not in _already_said:
-        _already_said.add(message)
-        logger.warning(message)
-    return IMPLEMENTATIONS[_FALLBACK]
+    refusals = {known: partial(way.refuses, settings, table) for known, way in IMPLEMENTATIONS.items()}
+    return IMPLEMENTATIONS[choose_name(refusals, settings.layout, name)]
 
 
 def paged_attention(

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from pallas_kernels import operations, paged_attention, write_kv
+from pallas_kernels import paged_attention, write_kv
 from pallas_kernels.operations import IMPLEMENTATIONS, choose_implementation
 from pallas_kernels.settings import AttentionSettings
 from tests.pallas_kernels.cases import make_step
@@ -46,7 +46,7 @@ def test_a_shape_that_pallas_does_not_serve(change, reason, monkeypatch, caplog)
         choose(step, "pallas_tpu")
 
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    monkeypatch.setattr(operations, "_already_said", set())
+    monkeypatch.setattr("pallas_kernels.choice._already_said", set())
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert choose(step) is IMPLEMENTATIONS["xla"]

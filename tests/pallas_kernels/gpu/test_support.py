@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import jax
 import pytest
 
-from pallas_kernels import operations
 from pallas_kernels.operations import IMPLEMENTATIONS, choose_implementation
 from pallas_kernels.settings import AttentionSettings
 from tests.pallas_kernels.cases import make_step
@@ -27,7 +26,7 @@ def on_gpu(monkeypatch):
         monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
         device = SimpleNamespace(compute_capability=capability)
         monkeypatch.setattr(jax, "local_devices", lambda: [device])
-        monkeypatch.setattr(operations, "_already_said", set())
+        monkeypatch.setattr("pallas_kernels.choice._already_said", set())
 
     return pretend
 

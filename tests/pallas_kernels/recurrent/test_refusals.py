@@ -48,7 +48,7 @@ def test_a_state_that_pallas_does_not_serve(known, place, key_heads, reason, mon
     with pytest.raises(ValueError, match=reason):
         choice.choose(known, place, "pallas_tpu", key_heads)
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    monkeypatch.setattr(choice, "_already_said", set())
+    monkeypatch.setattr("pallas_kernels.choice._already_said", set())
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
             assert choice.choose(known, place, None, key_heads) is known["xla"].run
