@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from kernel_cases import Built
 
 from pallas_kernels import RaggedBatch
@@ -26,8 +27,9 @@ def _shape(*sizes: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sizes, dtype)
 
 
-def _ints(*sizes: int) -> jax.ShapeDtypeStruct:
-    return _shape(*sizes, dtype=jnp.int32)
+def _ints(values: Any) -> Any:
+    """Int32, in numpy: a cost tool reads real values."""
+    return np.asarray(values, np.int32)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentCase:
-    """64 sequences with a token each, or (`prefill`) 2,048 tokens of up to 8 with two checkpoints each."""
+    """64 sequences with a token each, or (`prefill`) 8 with 256 tokens and two checkpoints each."""
 
     kernel: str
     layer: Layer
@@ -81,18 +83,30 @@ class RecurrentCase:
     quick: bool = False
 
     def build(self) -> Built:
-        """The whole operation; its scalars are computed on the device."""
-        rows, tokens, kept = (8, 2048, 2) if self.prefill else (64, 64, 0)
+        """The whole operation, its tables full and shuffled."""
+        rows, new, kept = (8, 256, 2) if self.prefill else (64, 1, 0)
+        tokens = rows * new
         layer = self.layer
         layout = StateLayout(
             shapes=(layer.conv, layer.state), dtypes=("bfloat16", "float32"), page_rows=PAGE_ROWS
         )
-        spread = layout.num_pages
-        arrays: Any = (_ints(tokens), _ints(tokens), _ints(rows + 1), _ints(rows), _ints(), _ints())
-        batch = replace(RaggedBatch(*arrays), decode_only=not self.prefill)
-        blocks: Any = (_ints(rows, spread), _ints(rows, spread), _ints(rows, kept), _ints(rows, kept, spread))
-        table = StateTable(*blocks)
-        pages = _shape(POOL_BYTES // (PAGE_ROWS * 512), PAGE_ROWS, 128, dtype=jnp.uint32)
+        before = np.arange(rows) * 64 + 512
+        batch: Any = RaggedBatch(
+            positions=_ints(np.concatenate([start + np.arange(new) for start in before])),
+            seq_ids=_ints(np.repeat(np.arange(rows), new)),
+            query_starts=_ints(np.arange(rows + 1) * new),
+            seq_lens=_ints(before + new),
+            num_decodes=_ints(0 if self.prefill else rows),
+            num_seqs=_ints(rows),
+            decode_only=not self.prefill,
+        )
+        num_pages = POOL_BYTES // (PAGE_ROWS * 512)
+        ids = np.random.default_rng(0).permutation(np.arange(1, num_pages))
+        ids = ids[: rows * (1 + kept) * layout.num_pages].reshape(rows, 1 + kept, layout.num_pages)
+        checkpoint_lens = before[:, None] + new * (np.arange(kept) + 1) // (kept + 1)
+        blocks = (ids[:, 0], ids[:, 0], checkpoint_lens, ids[:, 1:])
+        table: Any = StateTable(*(_ints(values) for values in blocks))
+        pages = _shape(num_pages, PAGE_ROWS, 128, dtype=jnp.uint32)
         place: dict[str, Any] = {"layout": layout, "layer_slot": 0, "layer_slots": 1}
         place["implementation"] = "pallas_tpu"
         operation = _OPERATIONS[self.kernel]

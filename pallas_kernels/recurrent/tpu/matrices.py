@@ -201,15 +201,14 @@ def _prefill(
         array = value.reshape(count, CHUNK, sizes.blocks, LANES).transpose(0, 2, 1, 3)  # [N, blocks, L, 128]
         return Operand(array, (1, slab, CHUNK, LANES), lambda chunk, slab: (chunk, slab, 0, 0))
 
-    logs = jnp.cumsum(tile(tokens.logs, chunks, CHUNK), axis=1)  # [N, L, H]
-    by_row = logs.transpose(0, 2, 1).reshape(count, sizes.blocks, sizes.together, CHUNK)
+    logs = tile(tokens.logs, chunks, CHUNK).transpose(0, 2, 1)
+    logs = logs.reshape(count, sizes.blocks, sizes.together, CHUNK)
     values = channel_operand(tile(tokens.v, chunks, CHUNK))
     operands = [
         key_operand(tokens.q),
         key_operand(tokens.k),
         values,
-        channel_operand(sizes.wide(logs)),
-        Operand(by_row, (1, slab, sizes.together, CHUNK), lambda chunk, slab: (chunk, slab, 0, 0)),
+        Operand(logs, (1, slab, sizes.together, CHUNK), lambda chunk, slab: (chunk, slab, 0, 0)),
     ]
     if tokens.beta is not None:
         operands.append(channel_operand(sizes.wide(tile(tokens.beta, chunks, CHUNK))))

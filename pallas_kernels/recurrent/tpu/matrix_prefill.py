@@ -7,8 +7,6 @@ from jax import lax
 from pallas_kernels.recurrent.tpu.slabs import pack_rows, unpack_rows
 from pallas_kernels.recurrent.triangle import unit_lower_inverse
 
-HIDDEN = -1e30  # exp gives 0
-
 
 def unpack_slab(size: int, packed: bool, words, state_ref) -> None:
     """Blocks `[size, 128]` of words into `state_ref [slab, size, 128]`."""
@@ -27,48 +25,62 @@ def pack_slab(size: int, packed: bool, state_ref, words) -> None:
 
 
 def chunk_slab(head_size: int, sharing: int, state_ref, num_tokens, operand_refs, out_ref) -> None:
-    """`sharing` blocks of the slab read one key head; rows past the tokens are zero in all operands but s.
+    """`sharing` blocks of the slab read one key head; rows past the tokens are zero in all operands.
 
-    operand_refs: q, k `[1, keys, L, size]`; v `[1, slab, L, 128]`; s, the running sums of the logarithms of
-    decays, `[1, slab, L, 128]` and again `[1, slab, heads of a block, L]`; for the delta rule beta
-    `[1, slab, L, 128]`.
+    operand_refs: q, k `[1, keys, L, size]`; v `[1, slab, L, 128]`; the logarithms of decays
+    `[1, slab, heads of a block, L]`; for the delta rule beta `[1, slab, L, 128]`.
     Stages run over all blocks of the slab, so that their products overlap.
     """
     del num_tokens
-    q_ref, k_ref, v_ref, logs_ref, rows_ref, *beta_refs = operand_refs
+    q_ref, k_ref, v_ref, logs_ref, *beta_refs = operand_refs
     slab, length = v_ref.shape[1], v_ref.shape[2]
     blocks = range(slab)
     keys = [block // sharing for block in blocks]
     row = lax.broadcasted_iota(jnp.int32, (length, length), 0)
     column = lax.broadcasted_iota(jnp.int32, (length, length), 1)
 
-    def decays(block: int, head: int) -> jax.Array:
-        """exp(s_i - s_j) for j up to i, else 0."""
-        own = logs_ref[0, block, :, head * head_size : head * head_size + 1]
-        other = rows_ref[0, block, head : head + 1, :]
-        return jnp.exp(jnp.where(row >= column, own - other, HIDDEN))
-
+    logs = [[logs_ref[0, block, head : head + 1] for head in range(logs_ref.shape[2])] for block in blocks]
+    between = [[_decays_between(log) for log in of_block] for of_block in logs]
+    from_start = [_decays(of_block, row >= column, head_size) for of_block in logs]
+    to_end = [_decays(of_block, row < column, head_size) for of_block in logs]
     alike = [_product(q_ref[0, key], k_ref[0, key], 1, 1) for key in range(k_ref.shape[1])]
-    from_start = [jnp.exp(logs_ref[0, block]) for block in blocks]
     asked = [from_start[b] * _product(q_ref[0, keys[b]], state_ref[b], 1, 0) for b in blocks]
-    heads = [[decays(block, head) for head in range(rows_ref.shape[2])] for block in blocks]
     added = [v_ref[0, block] for block in blocks]
     for beta_ref in beta_refs:  # a block is one head
         among = [_product(k_ref[0, key], k_ref[0, key], 1, 1) for key in range(k_ref.shape[1])]
         lower = [
-            jnp.where(row > column, beta_ref[0, b, :, :1] * heads[b][0] * among[keys[b]], 0) for b in blocks
+            jnp.where(row > column, beta_ref[0, b, :, :1] * between[b][0] * among[keys[b]], 0) for b in blocks
         ]
         seen = [from_start[b] * _product(k_ref[0, keys[b]], state_ref[b], 1, 0) for b in blocks]
         wanted = [beta_ref[0, b] * (added[b] - seen[b]) for b in blocks]
         inverses = unit_lower_inverse(lower)
         added = [_product(inverse, value, 1, 0) for inverse, value in zip(inverses, wanted, strict=True)]
     for b in blocks:
-        weights = jnp.concatenate([decay * alike[keys[b]] for decay in heads[b]], axis=1)
+        weights = jnp.concatenate([decays * alike[keys[b]] for decays in between[b]], axis=1)
         out_ref[0, b] = asked[b] + _product(weights, _by_head(added[b], head_size), 1, 0)
     for b in blocks:
-        last = logs_ref[0, b, length - 1 :, :]
-        weighted = jnp.exp(last - logs_ref[0, b]) * added[b]
-        state_ref[b] = jnp.exp(last) * state_ref[b] + _product(k_ref[0, keys[b]], weighted, 0, 0)
+        left = from_start[b][length - 1 :] * state_ref[b]
+        state_ref[b] = left + _product(k_ref[0, keys[b]], to_end[b] * added[b], 0, 0)
+
+
+def _decays_between(logs: jax.Array) -> jax.Array:
+    """`[L, L]`: exp of the sum of `logs [1, L]` after token j up to token i, 0 for j after i.
+
+    Each sum is taken by itself. As differences of running sums, those after a strong decay would have its
+    rounding error.
+    """
+    shape = (logs.shape[1], logs.shape[1])
+    row, column = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in range(2))
+    up_to = jnp.where(row >= column, logs, 0)
+    sums = _product(up_to, (row > column).astype(jnp.float32), 1, 0)
+    return jnp.where(row >= column, jnp.exp(sums), 0)
+
+
+def _decays(logs: list[jax.Array], tokens: jax.Array, head_size: int) -> jax.Array:
+    """`[L, 128]`: exp of each head's `logs [1, L]` summed over rows of `tokens bool[L, L]`, on its lanes."""
+    columns = [jnp.exp(jnp.where(tokens, log, 0).sum(axis=1, keepdims=True)) for log in logs]
+    shape = (tokens.shape[0], head_size)
+    return jnp.concatenate([jnp.broadcast_to(column, shape) for column in columns], axis=1)
 
 
 def _by_head(value: jax.Array, head_size: int) -> jax.Array:

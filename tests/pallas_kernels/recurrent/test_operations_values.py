@@ -1,7 +1,5 @@
 """The implementations that run on a CPU against float64 recurrences, token by token."""
 
-from dataclasses import replace
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -9,15 +7,14 @@ import pytest
 from pallas_kernels.recurrent.triangle import unit_lower_inverse
 from pallas_kernels.recurrent.xla import walk
 from tests.pallas_kernels.recurrent.cases import (
-    Operation,
     Sequence,
-    Tokens,
     check,
     convolution,
     delta,
     make_step,
     mamba1,
     mamba2,
+    with_strong_decays,
 )
 
 OPERATIONS = {
@@ -81,20 +78,6 @@ def test_decodes_only(name):
 def test_keys_that_hardly_differ():
     """The hardest system of equations: all off-diagonal entries near one."""
     check(make_step(delta(1, 1, 16, 8, alike=True), [Sequence(before=0, new=130)]), "xla")
-
-
-def with_strong_decays(operation: Operation) -> Operation:
-    """Decays of exp(-200), three in a row, before five of exp(-0.0001), and so on."""
-
-    def tokens(rng: np.random.Generator, n: int) -> Tokens:
-        logs = np.where(np.arange(n) % 8 < 3, -200, -1e-4)[:, None]
-        if operation.name == "delta":
-            changed = {"g": np.repeat(logs, operation.shape[0], axis=1).astype(np.float32)}
-        else:
-            changed = {"dt": (logs / operation.weights["a"]).astype(np.float32)}
-        return operation.tokens(rng, n) | changed
-
-    return replace(operation, tokens=tokens)
 
 
 @pytest.mark.parametrize("name", ["mamba2", "delta"])

@@ -16,6 +16,7 @@ from tests.pallas_kernels.recurrent.cases import (
     make_step,
     mamba1,
     mamba2,
+    with_strong_decays,
 )
 
 INTERPRET = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan")
@@ -70,6 +71,14 @@ def test_keys_that_hardly_differ(monkeypatch):
     check(
         make_step(delta(1, 1, 8, 128, alike=True), [Sequence(before=0, new=64)], page_rows=16), "pallas_tpu"
     )
+
+
+@pytest.mark.parametrize("operation", [mamba2(2, 64, 8), delta(1, 1, 8, 128)], ids=["mamba2", "delta"])
+def test_strong_decays_before_weak_ones(operation, monkeypatch):
+    """Running sums of 4,800 are exact to 0.0005 only, and so would be weak decays as their differences."""
+    monkeypatch.setattr(matrices, "CHUNK", 64)
+    step = make_step(with_strong_decays(operation), [Sequence(before=3, new=64)], page_rows=16)
+    check(step, "pallas_tpu")
 
 
 def test_a_step_without_anything_to_do():
