@@ -1,17 +1,23 @@
 """The words of an attention page: the one place that knows where a token's K and V are.
 
 A pool is `uint32[num_pages, page_rows, 128]`. Read in row-major order, the first `used_words` words of a page
-hold the K and V of `block_size` tokens of one layer, the rest is padding that nobody reads:
+hold the K and V of `block_size` tokens of one layer, the rest is padding that nobody reads. Each head has one
+or two planes after another; a plane has the same number of words for every token, token after token:
 
-- bfloat16: one word is (K element, V element) of one token, head and lane: `V bits << 16 | K bits`, at
-  `(head * block_size + token) * head_size + lane`. A token is whole words, so writing it never reads back.
-- float32: each head has a K plane followed by a V plane; the word of plane p (0 K, 1 V) is at
-  `((head * 2 + p) * block_size + token) * head_size + lane`.
+- bfloat16: one plane, and a word is two elements. K and V of one token and lane share a word, `V bits << 16 |
+  K bits`, as far as both reach; where one of them is longer, the rest of it is cut in two halves that share
+  words in the same way. A token is `(head_size + head_size_v) / 2` words.
+- float32: a K plane of `head_size` words a token, then a V plane of `head_size_v`.
 
-Heads are outermost, so `page_rows` can be sharded by KV head.
+A latent cache keeps one vector a token, whose first `head_size_v` elements are also its V. In bfloat16 the
+two halves of those share words, then the two halves of the rest; in float32 there is one plane.
+
+No word is lost between tokens, and no two tokens share a word. Heads are outermost, so `page_rows` can be
+sharded by KV head.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
@@ -20,11 +26,11 @@ from jax import lax
 
 LANES = 128
 TILE_ROWS = 8
-_PLANES = {"bfloat16": 1, "float32": 2}
+DTYPES = ("bfloat16", "float32")
 
 
 class KeysValues(NamedTuple):
-    """K and V of the same tokens, arrays of one shape."""
+    """K `[..., D]` and V `[..., Dv]` of the same tokens."""
 
     keys: jax.Array
     values: jax.Array
@@ -35,7 +41,9 @@ class AttentionPageLayout:
     """Shape of one layer's page. Hashable, so it can be a static argument of a jitted function.
 
     `dtype` is "bfloat16" or "float32"; `page_rows` is the number of 128-word rows of every page of the pool,
-    a multiple of 8. Raises ValueError for a value that is out of range and for a page that is too small.
+    a multiple of 8. `head_size_v` is V's size (None: `head_size`). `latent`: one vector of `head_size`
+    elements a token, the first `head_size_v` of which are V. Raises ValueError for a value that is out of
+    range, for sizes that are not whole words and for a page that is too small.
     """
 
     block_size: int
@@ -43,14 +51,19 @@ class AttentionPageLayout:
     head_size: int
     dtype: str
     page_rows: int
+    head_size_v: int | None = None
+    latent: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "num_kv_heads", "head_size", "page_rows"):
+        if self.head_size_v is None:
+            object.__setattr__(self, "head_size_v", self.head_size)
+        for name in ("block_size", "num_kv_heads", "head_size", "head_size_v", "page_rows"):
             value = getattr(self, name)
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a positive int, got {value!r}")
-        if self.dtype not in _PLANES:
-            raise ValueError(f"dtype must be one of {sorted(_PLANES)}, got {self.dtype!r}")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {list(DTYPES)}, got {self.dtype!r}")
+        self._check_sizes()
         if self.page_rows % TILE_ROWS:
             raise ValueError(f"page_rows must be a multiple of {TILE_ROWS}, got {self.page_rows}")
         if self.used_words > self.page_rows * LANES:
@@ -60,60 +73,157 @@ class AttentionPageLayout:
                 f"page_rows={self.page_rows} has {self.page_rows * LANES}"
             )
 
+    def _check_sizes(self) -> None:
+        size, size_v = self.head_size, self.value_size
+        if self.latent and size_v > size:
+            raise ValueError(f"head_size_v of a latent must be at most its head_size {size}, got {size_v}")
+        if self.dtype != "bfloat16":
+            return
+        if self.latent and (size % 2 or size_v % 2):
+            raise ValueError(f"head_size and head_size_v of a latent must be even, got {size} and {size_v}")
+        if (size + size_v) % 2:
+            raise ValueError(f"head_size + head_size_v must be even, got {size} + {size_v}")
+
     @classmethod
     def fitting(
-        cls, *, block_size: int, num_kv_heads: int, head_size: int, dtype: str
+        cls,
+        *,
+        block_size: int,
+        num_kv_heads: int,
+        head_size: int,
+        dtype: str,
+        head_size_v: int | None = None,
+        latent: bool = False,
     ) -> "AttentionPageLayout":
         """The layout with the smallest page that holds it."""
-        if dtype not in _PLANES:
-            raise ValueError(f"dtype must be one of {sorted(_PLANES)}, got {dtype!r}")
-        words = num_kv_heads * _PLANES[dtype] * block_size * head_size
-        rows = -(-words // (LANES * TILE_ROWS)) * TILE_ROWS
-        return cls(
+        sizes = head_size, head_size if head_size_v is None else head_size_v
+        most = block_size * num_kv_heads * sum(sizes)  # words, in any dtype
+        rows = -(-most // (LANES * TILE_ROWS)) * TILE_ROWS
+        roomy = cls(
             block_size=block_size,
             num_kv_heads=num_kv_heads,
             head_size=head_size,
             dtype=dtype,
             page_rows=max(rows, TILE_ROWS),
+            head_size_v=head_size_v,
+            latent=latent,
         )
+        return replace(roomy, page_rows=-(-roomy.used_words // (LANES * TILE_ROWS)) * TILE_ROWS)
+
+    @property
+    def value_size(self) -> int:
+        """Elements of V."""
+        assert self.head_size_v is not None  # set by __post_init__
+        return self.head_size_v
+
+    @property
+    def token_words(self) -> tuple[int, ...]:
+        """Words of one token in each plane of a head."""
+        if self.dtype == "float32":
+            return (self.head_size,) if self.latent else (self.head_size, self.value_size)
+        return ((self.head_size if self.latent else self.head_size + self.value_size) // 2,)
 
     @property
     def planes(self) -> int:
-        """Planes a head has: 1 where K and V share a word, 2 where each has its own."""
-        return _PLANES[self.dtype]
+        """Planes a head has: 1 where K and V share words, 2 where each has its own."""
+        return len(self.token_words)
 
     @property
-    def plane_words(self) -> int:
-        """Words of one plane of one head: block_size * head_size."""
-        return self.block_size * self.head_size
+    def head_words(self) -> int:
+        """Words of all planes of one head."""
+        return self.block_size * sum(self.token_words)
 
     @property
     def used_words(self) -> int:
         """Words of a page that hold K and V."""
-        return self.num_kv_heads * self.planes * self.plane_words
+        return self.num_kv_heads * self.head_words
+
+    def plane_start(self, plane: int) -> int:
+        """Words of a head before one of its planes. Token t begins `t * token_words[plane]` after it."""
+        return self.block_size * sum(self.token_words[:plane])
 
     @property
     def rows_are_whole(self) -> bool:
-        """Whether a token of a plane fills whole rows of 128 words (head_size is a multiple of 128)."""
-        return self.head_size % LANES == 0
+        """Whether a token of every plane fills whole rows of 128 words."""
+        return all(size % LANES == 0 for size in self.token_words)
 
-    def pack_tokens(self, k: jax.Array, v: jax.Array) -> jax.Array:
-        """Words of new tokens: k, v `[T, Hkv, D]` of any float dtype -> `uint32[T, Hkv, planes, D]`."""
+    def pack_tokens(self, k: jax.Array, v: jax.Array | None = None) -> tuple[jax.Array, ...]:
+        """Words of new tokens, `uint32[T, Hkv, token_words[p]]` for each plane p.
+
+        `k [T, Hkv, D]`, `v [T, Hkv, Dv]` of any float dtype; a latent has no `v`.
+        """
+        elements = k if v is None else jnp.concatenate([k, v], axis=-1)
         if self.dtype == "float32":
-            planes = jnp.stack([k.astype(jnp.float32), v.astype(jnp.float32)], axis=2)
-            return lax.bitcast_convert_type(planes, jnp.uint32)
-        low = lax.bitcast_convert_type(k.astype(jnp.bfloat16), jnp.uint16).astype(jnp.uint32)
-        high = lax.bitcast_convert_type(v.astype(jnp.bfloat16), jnp.uint16).astype(jnp.uint32)
-        return (low | (high << 16))[:, :, None, :]
+            words = lax.bitcast_convert_type(elements.astype(jnp.float32), jnp.uint32)
+            return tuple(jnp.split(words, self.token_words[:-1], axis=-1))
+        bits = lax.bitcast_convert_type(elements.astype(jnp.bfloat16), jnp.uint16).astype(jnp.uint32)
+        low, high = (jnp.concatenate([bits[..., piece] for piece in half], axis=-1) for half in self._halves)
+        return (low | (high << 16),)
+
+    def strips(self, planes: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
+        """The float32 numbers in words of each plane, of any shape: `join` makes K and V of them."""
+        if self.dtype == "float32":
+            return tuple(float_of(words) for words in planes)
+        return unpack_pair(planes[0])
+
+    @property
+    def strip_sizes(self) -> tuple[int, ...]:
+        """Numbers of one token in each strip."""
+        return self.token_words if self.dtype == "float32" else self.token_words * 2
+
+    @property
+    def strips_hold_values(self) -> tuple[bool, ...]:
+        """Of each strip: whether some of its numbers are V's."""
+        if self.latent:
+            return (True,) * len(self.strip_sizes)
+        return (self.dtype != "float32" and self.value_size > self.head_size, True)
+
+    def join(self, strips: Sequence[jax.Array]) -> KeysValues:
+        """K `[..., D]` and V `[..., Dv]` of tokens from their strips `[..., numbers of a token]`."""
+        if self.dtype == "float32":
+            keys = strips[0]
+            return KeysValues(keys, keys[..., : self.value_size] if self.latent else strips[1])
+        if not self.latent and self.head_size == self.value_size:
+            return KeysValues(*strips)
+        pieces: list[tuple[int, jax.Array]] = []
+        for half, strip in zip(self._halves, strips, strict=True):
+            at = 0
+            for piece in half:
+                size = piece.stop - piece.start
+                pieces.append((piece.start, strip[..., at : at + size]))
+                at += size
+        elements = jnp.concatenate([x for _, x in sorted(pieces, key=lambda p: p[0])], axis=-1)
+        if self.latent:
+            return KeysValues(elements, elements[..., : self.value_size])
+        return KeysValues(*jnp.split(elements, [self.head_size], axis=-1))
 
     def unpack_page(self, words: jax.Array) -> KeysValues:
-        """K and V of pages `uint32[..., page_rows, 128]`, float32 `[..., Hkv, block_size, D]` each."""
+        """K and V of pages `uint32[..., page_rows, 128]`, float32 `[..., Hkv, block_size, D or Dv]`."""
         lead = words.shape[:-2]
         flat = words.reshape(*lead, self.page_rows * LANES)[..., : self.used_words]
-        planes = flat.reshape(*lead, self.num_kv_heads, self.planes, self.block_size, self.head_size)
-        if self.dtype == "float32":
-            return KeysValues(float_of(planes[..., 0, :, :]), float_of(planes[..., 1, :, :]))
-        return unpack_pair(planes[..., 0, :, :])
+        heads = flat.reshape(*lead, self.num_kv_heads, self.head_words)
+        planes = []
+        for plane, size in enumerate(self.token_words):
+            start = self.plane_start(plane)
+            of_plane = heads[..., start : start + self.block_size * size]
+            planes.append(of_plane.reshape(*of_plane.shape[:-1], self.block_size, size))
+        return self.join(self.strips(planes))
+
+    @property
+    def _halves(self) -> tuple[list[slice], list[slice]]:
+        """Which of a bfloat16 token's elements (K, then V) are the low and the high halves of its words."""
+        size, size_v = self.head_size, self.value_size
+        if self.latent:
+            paired, rest = size_v // 2, (size - size_v) // 2
+            return (
+                [slice(0, paired), slice(size_v, size_v + rest)],
+                [slice(paired, size_v), slice(size_v + rest, size)],
+            )
+        rest = abs(size - size_v) // 2
+        if size >= size_v:
+            return [slice(0, size_v + rest)], [slice(size, size + size_v), slice(size_v + rest, size)]
+        longer = slice(2 * size, 2 * size + rest), slice(2 * size + rest, size + size_v)
+        return [slice(0, size), longer[0]], [slice(size, 2 * size), longer[1]]
 
 
 def float_of(words: jax.Array) -> jax.Array:
@@ -121,6 +231,6 @@ def float_of(words: jax.Array) -> jax.Array:
     return lax.bitcast_convert_type(words, jnp.float32)
 
 
-def unpack_pair(words: jax.Array) -> KeysValues:
-    """K (low half) and V (high half) of bfloat16 pairs, as float32: a bfloat16 is the top half of one."""
-    return KeysValues(float_of(words << 16), float_of(words & jnp.uint32(0xFFFF0000)))
+def unpack_pair(words: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Low and high halves of words of two bfloat16, as float32: a bfloat16 is the top half of one."""
+    return float_of(words << 16), float_of(words & jnp.uint32(0xFFFF0000))

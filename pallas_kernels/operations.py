@@ -1,4 +1,4 @@
-"""The two public operations, and the ways to compute them."""
+"""The public operations, and the ways to compute them."""
 
 from collections.abc import Callable
 from functools import partial
@@ -22,10 +22,15 @@ from pallas_kernels.xla.write import write_kv_xla
 
 
 class Implementation(NamedTuple):
-    """One way to compute both operations. `refuses` says why a shape cannot be served, or None."""
+    """One way to compute the operations; `write` gets latents as K without V.
+
+    `refuses` says why a shape cannot be served, or None.
+    """
 
     attend: Callable[[jax.Array, jax.Array, RaggedBatch, GroupTable, AttentionSettings], jax.Array]
-    write: Callable[[jax.Array, jax.Array, jax.Array, RaggedBatch, GroupTable, AttentionSettings], jax.Array]
+    write: Callable[
+        [jax.Array, jax.Array, jax.Array | None, RaggedBatch, GroupTable, AttentionSettings], jax.Array
+    ]
     refuses: Callable[[AttentionSettings, GroupTable], str | None]
 
 
@@ -73,7 +78,9 @@ def paged_attention(
 
     `q [T, Hq, D]` with Hq a multiple of the layout's KV heads, query head i reading KV head
     `i // (Hq / Hkv)`; `pages uint32[num_pages, page_rows, 128]`, already holding this step's K and V
-    (`write_kv`). Returns `[T, Hq, D]` in q's dtype, zeros for padding tokens; sums are float32.
+    (`write_kv`, `write_latent`). Returns `[T, Hq, Dv]` in q's dtype, zeros for padding tokens; sums are
+    float32. Over latents, q is what the up-projection of K has been folded into (absorbed), and the result is
+    still to be projected.
     `sinks [Hq]` and the other settings: see `AttentionSettings`. `implementation` is "reference", "xla" or
     "pallas_tpu" (None: the platform's). Raises ValueError where shapes disagree.
     """
@@ -111,15 +118,47 @@ def write_kv(
 ) -> jax.Array:
     """The pool with this step's K and V written to one layer's pages; in place where `pages` is donated.
 
-    `k, v [T, Hkv, D]`, rounded to the layout's dtype. Padding tokens are never written. Raises ValueError
-    where shapes disagree.
+    `k [T, Hkv, D]` and `v [T, Hkv, Dv]` are rounded to the layout's dtype. Padding tokens are never written.
+    Raises ValueError where shapes disagree, and for a layout of latents.
     """
     settings = AttentionSettings(layout=layout, layer_slot=layer_slot, layer_slots=layer_slots)
     _check_pool(pages, layout)
-    wanted = (batch.positions.shape[0], layout.num_kv_heads, layout.head_size)
-    if k.shape != wanted or v.shape != wanted:
-        raise ValueError(f"k and v must be {list(wanted)}, got {list(k.shape)} and {list(v.shape)}")
+    if layout.latent:
+        raise ValueError("a layout of latents keeps no K and V of their own: use write_latent")
+    lead = (batch.positions.shape[0], layout.num_kv_heads)
+    k_shape, v_shape = (*lead, layout.head_size), (*lead, layout.value_size)
+    if k.shape != k_shape or v.shape != v_shape:
+        wanted = f"{list(k_shape)}" if k_shape == v_shape else f"{list(k_shape)} and {list(v_shape)}"
+        raise ValueError(f"k and v must be {wanted}, got {list(k.shape)} and {list(v.shape)}")
     return choose_implementation(settings, table, implementation).write(pages, k, v, batch, table, settings)
+
+
+def write_latent(
+    pages: jax.Array,
+    latents: jax.Array,
+    batch: RaggedBatch,
+    table: GroupTable,
+    *,
+    layout: AttentionPageLayout,
+    layer_slot: int | jax.Array,
+    layer_slots: int,
+    implementation: str | None = None,
+) -> jax.Array:
+    """The pool with this step's latent vectors (MLA) written to one layer's pages; as `write_kv` does.
+
+    `latents [T, Hkv, D]`: the compressed K and V, then the part of K that carries positions. Raises
+    ValueError where shapes disagree, and for a layout of K and V.
+    """
+    settings = AttentionSettings(layout=layout, layer_slot=layer_slot, layer_slots=layer_slots)
+    _check_pool(pages, layout)
+    if not layout.latent:
+        raise ValueError("a layout of K and V keeps no latents: use write_kv")
+    wanted = (batch.positions.shape[0], layout.num_kv_heads, layout.head_size)
+    if latents.shape != wanted:
+        raise ValueError(f"latents must be {list(wanted)}, got {list(latents.shape)}")
+    return choose_implementation(settings, table, implementation).write(
+        pages, latents, None, batch, table, settings
+    )
 
 
 def _check_pool(pages: jax.Array, layout: AttentionPageLayout) -> None:

@@ -5,13 +5,14 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.batch import GroupTable, RaggedBatch
+from pallas_kernels.layout import LANES
 from pallas_kernels.settings import AttentionSettings
 
 
 def paged_attention_reference(
     q: jax.Array, pages: jax.Array, batch: RaggedBatch, table: GroupTable, settings: AttentionSettings
 ) -> jax.Array:
-    """Attention of `q [T, Hq, D]` over the pages of its sequences; the result has q's shape and dtype.
+    """Attention of `q [T, Hq, D]` over the pages of its sequences: `[T, Hq, Dv]` in q's dtype.
 
     A token at position p sees the positions from `settings.first_visible(p)` to p. Padding tokens get zeros.
     """
@@ -19,11 +20,9 @@ def paged_attention_reference(
     tokens, q_heads, head_size = q.shape
     rows, width = table.block_ids.shape
     page_ids = table.block_ids * settings.layer_slots + settings.layer_slot
-    kept = layout.unpack_page(pages[page_ids])  # [S, W, Hkv, block, D]
-    keys, values = (
-        x.transpose(0, 1, 3, 2, 4).reshape(rows * width * layout.block_size, layout.num_kv_heads, head_size)
-        for x in kept
-    )
+    kept = layout.unpack_page(pages[page_ids])  # [S, W, Hkv, block, D or Dv]
+    slots = rows * width * layout.block_size
+    keys, values = (x.transpose(0, 1, 3, 2, 4).reshape(slots, layout.num_kv_heads, x.shape[-1]) for x in kept)
 
     slot_block = table.first_block[:, None] + jnp.arange(width)
     slot_position = (slot_block[:, :, None] * layout.block_size + jnp.arange(layout.block_size)).reshape(-1)
@@ -53,28 +52,31 @@ def paged_attention_reference(
         total = total + jnp.exp(sinks[..., None] - top)
     weights = weights / jnp.where(total > 0, total, 1)
     out = jnp.einsum("thgn,nhd->thgd", weights, values, precision=highest)
-    return out.reshape(tokens, q_heads, head_size).astype(q.dtype)
+    return out.reshape(tokens, q_heads, layout.value_size).astype(q.dtype)
 
 
 def write_kv_reference(
     pages: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     batch: RaggedBatch,
     table: GroupTable,
     settings: AttentionSettings,
 ) -> jax.Array:
-    """The pool after writing `k, v [T, Hkv, D]`, one word at a time. Padding tokens change nothing."""
+    """The pool after writing `k [T, Hkv, D]` and `v [T, Hkv, Dv]`, one word at a time; None: `k` is latents.
+
+    Padding tokens change nothing.
+    """
     layout = settings.layout
     rows, width = table.block_ids.shape
     seq = jnp.minimum(batch.seq_ids, rows - 1)
     entry = batch.positions // layout.block_size - table.first_block[seq]
     page = table.block_ids[seq, jnp.clip(entry, 0, width - 1)] * settings.layer_slots + settings.layer_slot
     page = jnp.where(batch.seq_ids < rows, page, pages.shape[0])
-    head = jnp.arange(layout.num_kv_heads)[:, None, None]
-    plane = jnp.arange(layout.planes)[None, :, None]
-    lane = jnp.arange(layout.head_size)
-    token = (batch.positions % layout.block_size)[:, None, None, None]
-    word = ((head * layout.planes + plane) * layout.block_size + token) * layout.head_size + lane
-    words = layout.pack_tokens(k, v)
-    return pages.at[page[:, None, None, None], word // 128, word % 128].set(words, mode="drop")
+    head = jnp.arange(layout.num_kv_heads)[:, None]
+    token = (batch.positions % layout.block_size)[:, None, None]
+    for plane, words in enumerate(layout.pack_tokens(k, v)):
+        size = words.shape[2]
+        word = head * layout.head_words + layout.plane_start(plane) + token * size + jnp.arange(size)
+        pages = pages.at[page[:, None, None], word // LANES, word % LANES].set(words, mode="drop")
+    return pages

@@ -28,6 +28,10 @@ def refuses_on_gpu(settings: AttentionSettings, table: GroupTable) -> str | None
     layout = settings.layout
     if layout.dtype not in _PAGE_DTYPES:
         return f"pages of {layout.dtype} are not among {', '.join(_PAGE_DTYPES)}"
+    if layout.latent:
+        return "the pages hold latents"
+    if layout.value_size != layout.head_size:
+        return f"V of {layout.value_size} differs from K of {layout.head_size}"
     if layout.head_size % TILE_LANES or layout.head_size > MOST_LANES:
         return f"head_size {layout.head_size} is not a multiple of {TILE_LANES} up to {MOST_LANES}"
     if layout.block_size % ROWS_OF_TILE:

@@ -17,7 +17,7 @@ from pallas_kernels.settings import AttentionSettings
 def write_kv_gpu(
     pages: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     batch: RaggedBatch,
     table: GroupTable,
     settings: AttentionSettings,
@@ -29,7 +29,7 @@ def write_kv_gpu(
     tokens, _, head_size = k.shape
     rows, width = table.block_ids.shape
     planes = layout.num_kv_heads * layout.planes
-    words = layout.pack_tokens(k, v).reshape(tokens, planes, head_size)
+    words = jnp.stack(layout.pack_tokens(k, v), axis=2).reshape(tokens, planes, head_size)
     seq = jnp.minimum(batch.seq_ids, rows - 1)
     entry = jnp.clip(batch.positions // layout.block_size - table.first_block[seq], 0, width - 1)
     page = table.block_ids[seq, entry] * settings.layer_slots + settings.layer_slot

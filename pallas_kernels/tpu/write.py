@@ -18,7 +18,7 @@ from pallas_kernels.xla.write import write_kv_xla
 def write_kv_tpu(
     pages: jax.Array,
     k: jax.Array,
-    v: jax.Array,
+    v: jax.Array | None,
     batch: RaggedBatch,
     table: GroupTable,
     settings: AttentionSettings,
@@ -35,7 +35,7 @@ def write_kv_tpu(
     tokens = k.shape[0]
     rows, width = table.block_ids.shape
     parts = layout.head_size // LANES
-    words = layout.pack_tokens(k, v).transpose(1, 2, 0, 3)  # [Hkv, planes, T, D]
+    words = jnp.stack(layout.pack_tokens(k, v), axis=2).transpose(1, 2, 0, 3)  # [Hkv, planes, T, D]
     words = words.reshape(layout.num_kv_heads * layout.planes, tokens * parts, LANES)
 
     seq = jnp.minimum(batch.seq_ids, rows - 1)

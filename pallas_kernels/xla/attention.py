@@ -20,7 +20,7 @@ def paged_attention_xla(
     q: jax.Array, pages: jax.Array, batch: RaggedBatch, table: GroupTable, settings: AttentionSettings
 ) -> jax.Array:
     """Same contract as `paged_attention_reference`."""
-    out = jnp.zeros_like(q)
+    out = jnp.zeros((*q.shape[:2], settings.layout.value_size), q.dtype)
     out = attend_decodes(out, q, pages, batch, table, settings)
     if batch.decode_only:
         return out
@@ -68,9 +68,9 @@ def _attend_prefills(
             span = Span(seq, start, last + to_position + 1)
             mean = attend_span(tile, span, pages, table, settings, chunks)
             mean = (
-                mean.reshape(heads, size, group, head_size)
+                mean.reshape(heads, size, group, out.shape[2])
                 .transpose(1, 0, 2, 3)
-                .reshape(size, q_heads, head_size)
+                .reshape(size, q_heads, out.shape[2])
             )
             old = lax.dynamic_slice_in_dim(out, base, size)
             new = jnp.where(mine[:, None, None], mean.astype(out.dtype), old)

@@ -6,14 +6,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pallas_kernels.layout import LANES, AttentionPageLayout, KeysValues, float_of, unpack_pair
+from pallas_kernels.layout import LANES, AttentionPageLayout, KeysValues
 from pallas_kernels.settings import AttentionSettings
 
 HIDDEN = -1e30  # a masked score: exp gives 0, and a difference of two of them is not NaN
 
 
 class Softmax(NamedTuple):
-    """A softmax under way, float32: `top`, `total` `[Hkv, R]` and `weighted` `[Hkv, R, D]`."""
+    """A softmax under way, float32: `top`, `total` `[Hkv, R]` and `weighted` `[Hkv, R, Dv]`."""
 
     top: jax.Array
     total: jax.Array
@@ -21,14 +21,14 @@ class Softmax(NamedTuple):
 
     @classmethod
     def start(cls, shape: tuple[int, ...], sinks: jax.Array | None) -> "Softmax":
-        """For queries of `shape [Hkv, R, D]`: nothing seen but the sinks `[Hkv, R]`, which have no value."""
+        """For results of `shape [Hkv, R, Dv]`: nothing seen but the sinks `[Hkv, R]`, which have no value."""
         weighted = jnp.zeros(shape, jnp.float32)
         if sinks is None:
             return cls(jnp.full(shape[:2], HIDDEN, jnp.float32), weighted[..., 0], weighted)
         return cls(sinks, jnp.ones(shape[:2], jnp.float32), weighted)
 
     def result(self) -> jax.Array:
-        """The weighted mean, `[Hkv, R, D]`; finite and without meaning for rows that saw nothing."""
+        """The weighted mean, `[Hkv, R, Dv]`; finite and without meaning for rows that saw nothing."""
         return self.weighted / jnp.where(self.total > 0, self.total, 1)[..., None]
 
 
@@ -42,31 +42,37 @@ class Live(NamedTuple):
 def gather_blocks(
     pages: jax.Array, page_ids: jax.Array, live: Live, layout: AttentionPageLayout
 ) -> KeysValues:
-    """K and V of whole pages in order, float32 `[Hkv, N * block_size, D]` each, for `page_ids int32[N]`.
+    """K and V of whole pages in order, float32 `[Hkv, N * block_size, D or Dv]`, for `page_ids int32[N]`.
 
     V of slots outside `live` is 0: a weight of 0 would not hide a NaN there.
 
     XLA's CPU copies at memory speed only while the gather keeps its own shape, so unpacking and hiding happen
     in that shape and a barrier keeps the later reshape (no copy) out of the loop: 5 times faster.
     """
-    shape = layout.num_kv_heads, -1, layout.head_size
     planes = [_gather_plane(pages, page_ids, layout, plane) for plane in range(layout.planes)]
-    if layout.planes == 1:
-        keys, values = unpack_pair(planes[0])
-    else:
-        keys, values = float_of(planes[0]), float_of(planes[1])
-    tokens = _token_of_word(page_ids.shape[0], planes[0].shape[2:], layout)
-    values = jnp.where((tokens >= live.start) & (tokens < live.stop), values, 0)
-    keys, values = lax.optimization_barrier((keys, values))
-    return KeysValues(keys.reshape(shape), values.reshape(shape))
+    strips = list(layout.strips(planes))
+    for index, (size, holds_values) in enumerate(
+        zip(layout.strip_sizes, layout.strips_hold_values, strict=True)
+    ):
+        if holds_values:
+            tokens = _token_of_word(page_ids.shape[0], strips[index].shape[2:], size, layout)
+            strips[index] = jnp.where((tokens >= live.start) & (tokens < live.stop), strips[index], 0)
+    strips = lax.optimization_barrier(strips)
+    heads = layout.num_kv_heads
+    return layout.join(
+        [strip.reshape(heads, -1, size) for strip, size in zip(strips, layout.strip_sizes, strict=True)]
+    )
 
 
-def _token_of_word(blocks: int, window: tuple[int, ...], layout: AttentionPageLayout) -> jax.Array:
-    """Which token of a gathered run a word belongs to, int32, broadcasts to `[blocks, *window]`."""
-    if layout.rows_are_whole:
-        in_block = jnp.arange(window[0], dtype=jnp.int32)[:, None] // (layout.head_size // LANES)
+def _token_of_word(blocks: int, window: tuple[int, ...], size: int, layout: AttentionPageLayout) -> jax.Array:
+    """Which token of a gathered run a word belongs to, int32, broadcasts to `[blocks, *window]`.
+
+    A token is `size` words.
+    """
+    if size % LANES == 0:
+        in_block = jnp.arange(window[0], dtype=jnp.int32)[:, None] // (size // LANES)
     else:
-        in_block = jnp.arange(layout.plane_words, dtype=jnp.int32).reshape(window) // layout.head_size
+        in_block = jnp.arange(layout.block_size * size, dtype=jnp.int32).reshape(window) // size
     start = jnp.arange(blocks, dtype=jnp.int32) * layout.block_size
     return start.reshape(blocks, *(1 for _ in window)) + in_block
 
@@ -74,14 +80,13 @@ def _token_of_word(blocks: int, window: tuple[int, ...], layout: AttentionPageLa
 def _gather_plane(
     pages: jax.Array, page_ids: jax.Array, layout: AttentionPageLayout, plane: int
 ) -> jax.Array:
-    """Words of one plane of every head: `uint32[Hkv, N, ...]`, `plane_words` words in the axes after N."""
-    heads, words = layout.num_kv_heads, layout.plane_words
-    if words % LANES == 0:
-        operand, unit, window = pages, words // LANES, (words // LANES, LANES)
+    """Words of one plane of every head: `uint32[Hkv, N, ...]`, the plane's words in the axes after N."""
+    words = layout.block_size * layout.token_words[plane]
+    start = jnp.arange(layout.num_kv_heads, dtype=jnp.int32) * layout.head_words + layout.plane_start(plane)
+    if all(layout.block_size * size % LANES == 0 for size in layout.token_words):
+        operand, start, window = pages, start // LANES, (words // LANES, LANES)
     else:  # tiny heads: a plane is not whole rows
-        operand = pages.reshape(pages.shape[0], layout.page_rows * LANES)
-        unit, window = words, (words,)
-    start = (jnp.arange(heads, dtype=jnp.int32) * layout.planes + plane) * unit
+        operand, window = pages.reshape(pages.shape[0], layout.page_rows * LANES), (words,)
     where = jnp.stack(jnp.broadcast_arrays(page_ids[None, :], start[:, None]), axis=-1)
     return lax.gather(
         operand,
@@ -125,7 +130,7 @@ def _scores(q: jax.Array, keys: jax.Array) -> jax.Array:
 
 
 def _combine(weights: jax.Array, values: jax.Array) -> jax.Array:
-    """`[Hkv, R, N] x [Hkv, N, D] -> [Hkv, R, D]`."""
+    """`[Hkv, R, N] x [Hkv, N, Dv] -> [Hkv, R, Dv]`."""
     highest = lax.Precision.HIGHEST
     if weights.shape[0] > 1:
         return jnp.einsum("hrn,hnd->hrd", weights, values, precision=highest)

@@ -29,7 +29,7 @@ def attend_decodes(
     table: GroupTable,
     settings: AttentionSettings,
 ) -> jax.Array:
-    """`out [T, Hq, D]` with the rows of decodes filled in."""
+    """`out [T, Hq, Dv]` with the rows of decodes filled in."""
     heads, head_size = settings.layout.num_kv_heads, settings.layout.head_size
     block_size = settings.layout.block_size
     sizes = _run_sizes(table, settings)
@@ -55,7 +55,8 @@ def attend_decodes(
         live = -(-stop // block_size) - start // block_size
         which = (live > jnp.array(sizes[: len(branches) - 1], jnp.int32)).sum(dtype=jnp.int32)
         mean = lax.switch(which, branches, tile, Span(seq, start, stop), pages)
-        return lax.dynamic_update_slice_in_dim(out, mean.reshape(1, -1, head_size).astype(out.dtype), seq, 0)
+        mean = mean.reshape(1, -1, out.shape[2])
+        return lax.dynamic_update_slice_in_dim(out, mean.astype(out.dtype), seq, 0)
 
     return lax.fori_loop(0, batch.num_decodes, attend_one, out)
 

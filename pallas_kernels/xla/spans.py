@@ -40,12 +40,12 @@ def attend_span(
     settings: AttentionSettings,
     chunks: list[int],
 ) -> jax.Array:
-    """Attention of a tile over a span, `[Hkv, R, D]`; `chunks` are sizes in blocks, largest first."""
+    """Attention of a tile over a span, `[Hkv, R, Dv]`; `chunks` are sizes in blocks, largest first."""
     block_size = settings.layout.block_size
     first_block = table.first_block[span.seq]
     entry = span.start // block_size - first_block
     end = -(-span.stop // block_size) - first_block
-    state = Softmax.start(tile.q.shape, tile.sinks)
+    state = _start(tile, settings)
     step = partial(_attend_entries, tile, span, pages, table, settings)
     for index, blocks in enumerate(chunks):
         last = index == len(chunks) - 1
@@ -63,8 +63,12 @@ def attend_run(
 ) -> jax.Array:
     """The same over a span of at most `blocks` blocks, in one chunk of that size."""
     entry = span.start // settings.layout.block_size - table.first_block[span.seq]
-    state = Softmax.start(tile.q.shape, tile.sinks)
+    state = _start(tile, settings)
     return _attend_entries(tile, span, pages, table, settings, entry, blocks, state).result()
+
+
+def _start(tile: Tile, settings: AttentionSettings) -> Softmax:
+    return Softmax.start((*tile.q.shape[:2], settings.layout.value_size), tile.sinks)
 
 
 def _attend_entries(

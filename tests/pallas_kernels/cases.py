@@ -12,7 +12,8 @@ GUARD = 0x7FC17FC1  # a NaN as float32, and a pair of NaNs as bfloat16
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step. `history[s]` is K and V `[2, seq_len, Hkv, D]` of sequence s, rounded to the layout's dtype.
+    """One step. `history[s]` is K `[seq_len, Hkv, D]` and V `[seq_len, Hkv, Dv]` of sequence s, rounded to
+    the layout's dtype; V of latents is the front of K.
 
     `pages` holds all but this step's tokens; every other word of the pool is NaN.
     """
@@ -26,7 +27,7 @@ class Step:
     pages: jnp.ndarray
     batch: RaggedBatch
     table: GroupTable
-    history: list[np.ndarray]
+    history: list[tuple[np.ndarray, np.ndarray]]
     query_lens: list[int]
 
 
@@ -42,12 +43,24 @@ def oldest_visible(position: int, window: int | None, chunk: int | None) -> int:
     return 0 if chunk is None else position - position % chunk
 
 
-def words_of_token(layout: AttentionPageLayout, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Words of a token by the layout's definition, `uint32[Hkv, planes, D]` for k, v float32 `[Hkv, D]`."""
+def words_of_token(layout: AttentionPageLayout, k: np.ndarray, v: np.ndarray) -> list[np.ndarray]:
+    """Words of one head of a token in each plane, by the layout's definition; k float32 `[D]`, v `[Dv]`."""
     k_bits, v_bits = (np.ascontiguousarray(x, np.float32).view(np.uint32) for x in (k, v))
+    size = len(v_bits)
     if layout.dtype == "float32":
-        return np.stack([k_bits, v_bits], axis=1)
-    return ((k_bits >> 16) | (v_bits & 0xFFFF0000))[:, None]
+        return [k_bits] if layout.latent else [k_bits, v_bits]
+    if layout.latent:
+        pairs = _halves_paired(k_bits[:size]) + _halves_paired(k_bits[size:])
+    else:
+        both = min(size, len(k_bits))
+        pairs = [*zip(k_bits[:both], v_bits[:both], strict=True)]
+        pairs += _halves_paired(k_bits[both:]) + _halves_paired(v_bits[both:])
+    return [np.array([(low >> 16) | (high & 0xFFFF0000) for low, high in pairs], np.uint32)]
+
+
+def _halves_paired(x: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    half = len(x) // 2
+    return [*zip(x[:half], x[half:], strict=True)]
 
 
 def write_token(
@@ -55,11 +68,11 @@ def write_token(
 ) -> None:
     """Puts one token into a page `uint32[page_rows, 128]`, word by word as the layout's docstring says."""
     flat = page.reshape(-1)
-    words = words_of_token(layout, k, v)
+    start = 0  # of the plane
     for head in range(layout.num_kv_heads):
-        for plane in range(layout.planes):
-            start = ((head * layout.planes + plane) * layout.block_size + slot) * layout.head_size
-            flat[start : start + layout.head_size] = words[head, plane]
+        for words in words_of_token(layout, k[head], v[head]):
+            flat[start + slot * len(words) :][: len(words)] = words
+            start += layout.block_size * len(words)
 
 
 def make_step(
@@ -70,6 +83,8 @@ def make_step(
     heads: int = 1,
     group: int = 4,
     head_size: int = 8,
+    head_size_v: int | None = None,
+    latent: bool = False,
     dtype: str = "float32",
     layer_slot: int = 1,
     layer_slots: int = 3,
@@ -88,7 +103,12 @@ def make_step(
     """
     rng = np.random.default_rng(seed)
     layout = AttentionPageLayout.fitting(
-        block_size=block_size, num_kv_heads=heads, head_size=head_size, dtype=dtype
+        block_size=block_size,
+        num_kv_heads=heads,
+        head_size=head_size,
+        dtype=dtype,
+        head_size_v=head_size_v,
+        latent=latent,
     )
     rows = len(seq_lens) + spare_rows
     first = np.zeros(rows, np.int32)
@@ -103,38 +123,44 @@ def make_step(
     num_blocks = sum(needed) + 4
     pages = np.full((num_blocks * layer_slots, layout.page_rows, 128), GUARD, np.uint32)
 
-    history = [
-        round_to(dtype, rng.normal(size=(2, n, heads, head_size)).astype(np.float32)) for n in seq_lens
-    ]
+    def normal(*shape: int) -> np.ndarray:
+        return rng.normal(size=shape).astype(np.float32)
+
+    history = []
+    for length in seq_lens:
+        keys = round_to(dtype, normal(length, heads, head_size))
+        values = round_to(dtype, normal(length, heads, layout.value_size))
+        history.append((keys, keys[..., : layout.value_size] if latent else values))
     for s, (length, new) in enumerate(zip(seq_lens, query_lens, strict=True)):
         oldest = oldest_visible(length - new, window, chunk)
         for position in range(oldest, length - new):
             block = ids[s, position // block_size - first[s]]
             page = pages[block * layer_slots + layer_slot]
-            write_token(layout, page, position % block_size, history[s][0, position], history[s][1, position])
+            keys, values = history[s]
+            write_token(layout, page, position % block_size, keys[position], values[position])
 
     tokens = sum(query_lens) + spare_tokens
     positions, seq_ids = np.zeros(tokens, np.int32), np.full(tokens, rows, np.int32)
-    new_kv = rng.normal(size=(2, tokens, heads, head_size)).astype(np.float32)
+    new_k, new_v = normal(tokens, heads, head_size), normal(tokens, heads, layout.value_size)
     starts = np.concatenate([[0], np.cumsum(query_lens), np.full(spare_rows, sum(query_lens))]).astype(
         np.int32
     )
     for s, (length, new) in enumerate(zip(seq_lens, query_lens, strict=True)):
         here = slice(starts[s], starts[s] + new)
         positions[here], seq_ids[here] = np.arange(length - new, length), s
-        new_kv[:, here] = history[s][:, length - new :]
+        new_k[here], new_v[here] = (x[length - new :] for x in history[s])
     decodes = 0
     while decodes < len(query_lens) and query_lens[decodes] == 1:
         decodes += 1
     lens = np.concatenate([seq_lens, np.zeros(spare_rows)]).astype(np.int32)
-    q = rng.normal(size=(tokens, heads * group, head_size)).astype(np.float32)
+    q = normal(tokens, heads * group, head_size)
     return Step(
         layout=layout,
         layer_slot=layer_slot,
         layer_slots=layer_slots,
         q=jnp.asarray(q, activation_dtype),
-        k=jnp.asarray(new_kv[0], activation_dtype),
-        v=jnp.asarray(new_kv[1], activation_dtype),
+        k=jnp.asarray(new_k, activation_dtype),
+        v=jnp.asarray(new_v, activation_dtype),
         pages=jnp.asarray(pages),
         batch=RaggedBatch(
             positions=jnp.asarray(positions),
@@ -175,13 +201,13 @@ def attention_by_hand(
     softcap: float | None = None,
     sinks: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Attention of each query over the plain history, float64, `[T, Hq, D]`; zeros for padding tokens."""
+    """Attention of each query over the plain history, float64, `[T, Hq, Dv]`; zeros for padding tokens."""
     q = np.asarray(step.q.astype(jnp.float32), np.float64)
-    out = np.zeros_like(q)
+    out = np.zeros((*q.shape[:2], step.layout.value_size))
     group = q.shape[1] // step.layout.num_kv_heads
     token = 0
     for s, new in enumerate(step.query_lens):
-        keys, values = step.history[s].astype(np.float64)
+        keys, values = (x.astype(np.float64) for x in step.history[s])
         for position in range(len(keys) - new, len(keys)):
             begin = oldest_visible(position, window, chunk)
             for head in range(q.shape[1]):

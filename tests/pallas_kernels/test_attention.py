@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from pallas_kernels import paged_attention, write_kv
+from pallas_kernels import paged_attention, write_kv, write_latent
 from tests.pallas_kernels.cases import Step, attention_by_hand, make_step, written_by_hand
 
 IMPLEMENTATIONS = ["reference", "xla"]
@@ -25,7 +25,10 @@ def check(
     @jax.jit
     def write_then_attend(q, k, v, pages, batch, table, layer_slot):
         place = {"layout": step.layout, "layer_slot": layer_slot, "layer_slots": step.layer_slots}
-        pages = write_kv(pages, k, v, batch, table, implementation=implementation, **place)
+        if step.layout.latent:
+            pages = write_latent(pages, k, batch, table, implementation=implementation, **place)
+        else:
+            pages = write_kv(pages, k, v, batch, table, implementation=implementation, **place)
         rest = {
             "scale": 0.3,
             "sliding_window": window,
@@ -91,6 +94,29 @@ def test_sinks_take_part_in_the_softmax(implementation, window):
 def test_grouped_and_multi_query_heads(implementation, heads, group, head_size):
     step = make_step(seq_lens=[9, 6, 14], query_lens=[1, 6, 5], heads=heads, group=group, head_size=head_size)
     check(step, implementation, softcap=2.0)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"head_size": 80, "block_size": 8},
+        {"head_size": 96},
+        {"head_size": 192, "head_size_v": 128},
+        {"head_size": 24, "head_size_v": 8},
+        {"head_size": 8, "head_size_v": 20},
+        {"head_size": 64, "head_size_v": 32},
+        {"head_size": 24, "head_size_v": 16, "latent": True, "heads": 1},
+        {"head_size": 288, "head_size_v": 256, "latent": True, "heads": 1},
+    ],
+    ids=lambda sizes: "-".join(str(x) for x in sizes.values()),
+)
+def test_heads_that_fill_no_rows_and_values_of_another_size(implementation, dtype, sizes):
+    step = make_step(
+        seq_lens=[9, 6, 14], query_lens=[1, 6, 5], window=7, dtype=dtype, **({"heads": 2, "group": 3} | sizes)
+    )
+    check(step, implementation, window=7)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)

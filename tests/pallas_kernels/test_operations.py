@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from pallas_kernels import paged_attention, write_kv
+from pallas_kernels import paged_attention, write_kv, write_latent
 from pallas_kernels.operations import IMPLEMENTATIONS, choose_implementation
 from pallas_kernels.settings import AttentionSettings
 from tests.pallas_kernels.cases import make_step
@@ -66,6 +66,16 @@ def test_shapes_that_disagree_are_refused():
         paged_attention(step.q[:, :3], step.pages, step.batch, step.table, scale=1.0, **arguments(step))
     with pytest.raises(ValueError, match=r"k and v must be \[1, 2, 8\], got \[1, 1, 8\]"):
         write_kv(step.pages, step.k[:, :1], step.v, step.batch, step.table, **arguments(step))
+    latent = make_step(seq_lens=[3], query_lens=[1], latent=True)
+    with pytest.raises(ValueError, match="use write_latent"):
+        write_kv(latent.pages, latent.k, latent.k, latent.batch, latent.table, **arguments(latent))
+    with pytest.raises(ValueError, match="keeps no latents: use write_kv"):
+        write_latent(step.pages, step.k, step.batch, step.table, **arguments(step))
+    with pytest.raises(ValueError, match=r"latents must be \[1, 1, 8\], got \[1, 1, 4\]"):
+        write_latent(latent.pages, latent.k[..., :4], latent.batch, latent.table, **arguments(latent))
+    other = make_step(seq_lens=[3], query_lens=[1], head_size_v=4)
+    with pytest.raises(ValueError, match=r"k and v must be \[1, 1, 8\] and \[1, 1, 4\], got"):
+        write_kv(other.pages, other.k, other.k, other.batch, other.table, **arguments(other))
     with pytest.raises(ValueError, match=r"pages must be uint32\[num_pages, 8, 128\], got float32"):
         write_kv(step.pages.astype(np.float32), step.k, step.v, step.batch, step.table, **arguments(step))
 
