@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from jaxkv.cli import INTERRUPTED
 from jaxkv.errors import JaxkvError
+from jaxkv.kv_cache_dtype import KV_CACHE_DTYPES
 from jaxkv.memory_size import parse_memory_size
 from jaxkv.unicode_text import check_unicode
 
@@ -45,6 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-model-len", type=int, help="longest prompt and answer together (default: what fits)")
     add("--dtype", default="auto", choices=("auto", "bfloat16", "float32"), help="of weights and cache")
     add(
+        "--kv-cache-dtype",
+        default="auto",
+        choices=("auto", *KV_CACHE_DTYPES),
+        metavar="DTYPE",
+        help=f"of keys and values: {', '.join(KV_CACHE_DTYPES)} (default: as --dtype)",
+    )
+    add(
         "--state-dtype",
         default="auto",
         choices=("auto", "bfloat16", "float32"),
@@ -73,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
     llm = llm_class(
         args.model,
         dtype=args.dtype,
+        kv_cache_dtype=args.kv_cache_dtype,
         state_dtype=args.state_dtype,
         max_model_len=args.max_model_len,
         max_num_seqs=args.max_num_seqs,

@@ -7,6 +7,7 @@ from pathlib import Path
 from jaxkv.accelerators import ACCELERATORS
 from jaxkv.commands.plan_inputs import study_of
 from jaxkv.errors import JaxkvError
+from jaxkv.kv_cache_dtype import KV_CACHE_DTYPES
 from jaxkv.planning.html_page import html_page
 from jaxkv.planning.make_plan import POLICIES
 from jaxkv.planning.study import study_report
@@ -66,6 +67,12 @@ def add_serving(parser: argparse.ArgumentParser) -> None:
         "--cache-dtype",
         default="auto",
         help="of keys and values: bf16, fp8, int8 (default: model's)",
+    )
+    group.add_argument(
+        "--kv-cache-dtype",
+        default="auto",
+        metavar="DTYPE",
+        help=f"of keys and values alone: {', '.join(KV_CACHE_DTYPES)} (default: as --dtype)",
     )
     group.add_argument("--state-dtype", default="auto", help="of recurrent states (default: the family's)")
     group.add_argument("--policy", default="split", help=f"one of {', '.join(POLICIES)} (default: split)")

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from jaxkv.dtypes import itemsize
 from jaxkv.errors import JaxkvError
+from jaxkv.kv_cache_dtype import choose_kv_cache_dtype
 from jaxkv.memory_size import parse_memory_size
 from jaxkv.model_config import ModelCache, read_model_cache
 from jaxkv.model_config.layer_list import read_layer_list
@@ -74,7 +75,11 @@ def inputs_of(args: argparse.Namespace, model: str | None) -> PlanInputs:
         )
     cache = read_model_cache(model)
     specs = cache.specs(
-        args.block_size, args.dtype, state_dtype=args.state_dtype, tensor_parallel=machine.tensor_parallel
+        args.block_size,
+        args.dtype,
+        kv_cache_dtype=args.kv_cache_dtype,
+        state_dtype=args.state_dtype,
+        tensor_parallel=machine.tensor_parallel,
     )
     config = _plan_config(args, machine, cache.max_model_len)
     budget = None if args.memory is not None else _budget(args, machine, cache)
@@ -95,6 +100,7 @@ def _check_unused(args: argparse.Namespace) -> None:
     """Options that this model or machine has no use for must make sense all the same."""
     for dtype in (args.dtype, args.weight_dtype, args.state_dtype):
         _check_dtype(dtype)
+    choose_kv_cache_dtype(args.kv_cache_dtype, args.dtype)
     for size in (args.memory, args.weights):
         if size is not None:
             parse_memory_size(size)
@@ -107,7 +113,11 @@ def _check_dtype(dtype: str) -> None:
 
 def _about(args: argparse.Namespace, cache: ModelCache) -> dict[str, Any]:
     dtype = cache.cache_dtype(args.dtype)
-    about: dict[str, Any] = {"num_layers": len(cache.layers), "dtype": dtype, "cache_dtype": dtype}
+    about: dict[str, Any] = {
+        "num_layers": len(cache.layers),
+        "dtype": dtype,
+        "cache_dtype": choose_kv_cache_dtype(args.kv_cache_dtype, dtype),
+    }
     try:
         about["parameters"] = count_parameters(cache).total
         about["weight_dtype"] = _weight_dtype(args, cache)

@@ -19,6 +19,7 @@ from jaxkv.engine.runner import ModelRunner
 from jaxkv.engine.sampling_params import SamplingParams
 from jaxkv.engine.tokenizer import StreamDecoder
 from jaxkv.errors import JaxkvError
+from jaxkv.kv_cache_dtype import choose_kv_cache_dtype
 from jaxkv.memory_size import parse_memory_size
 from jaxkv.metrics import PrefixCacheStats
 from jaxkv.planning import CachePlan, PlanConfig, make_plan
@@ -36,6 +37,9 @@ class LLM:
     model: a GGUF file, a Hugging Face folder, the name of a packaged model, or what `load_model` returned,
       whose matrices are then stored anew as the device multiplies by them fastest.
     dtype: of weights and cache, "bfloat16", "float32" or "auto" (the checkpoint's).
+    kv_cache_dtype: of keys and values, "bfloat16", "float32", "fp8", "int8" (or vLLM's longer names of these,
+      see `jaxkv.kv_cache_dtype`) or "auto", which is `dtype`. In fp8 (e4m3) and int8 each token and head has
+      a float32 scale for K and one for V, in the page; recurrent states stay as they are.
     state_dtype: of recurrent states that accumulate (Mamba, gated DeltaNet), "bfloat16", "float32" or "auto",
       which is what the config says, else `dtype`, as in vLLM. A state in bfloat16 is rounded where a prompt
       is divided or resumed, and answers can depend on that (a warning says so); in float32 it takes twice
@@ -63,6 +67,7 @@ class LLM:
         model: str | os.PathLike[str] | LoadedModel,
         *,
         dtype: str = "auto",
+        kv_cache_dtype: str = "auto",
         state_dtype: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 8,
@@ -88,6 +93,7 @@ class LLM:
         if max_model_len is not None:
             check_int("max_model_len", max_model_len, 1)
         check_int("num_prefill_checkpoints", num_prefill_checkpoints, 0)
+        choose_kv_cache_dtype(kv_cache_dtype, dtype)
         buckets = make_buckets(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,
@@ -104,6 +110,7 @@ class LLM:
         self.plan: CachePlan = make_plan(
             self.loaded.cache_specs(
                 block_size,
+                kv_cache_dtype=kv_cache_dtype,
                 state_dtype=state_dtype,
                 enable_prefix_caching=enable_prefix_caching,
                 num_prefill_checkpoints=num_prefill_checkpoints,

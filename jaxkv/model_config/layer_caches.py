@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from jaxkv.errors import JaxkvError
+from jaxkv.kv_cache_dtype import KV_SCALE_BYTES, scale_bytes
 from jaxkv.model_config.parallel import replicated_heads, split_evenly
 from jaxkv.specs import (
     ChunkedLocalAttentionSpec,
@@ -13,9 +14,6 @@ from jaxkv.specs import (
     MLASpec,
     SlidingWindowSpec,
 )
-
-INT8_SCALE_BYTES = 8
-"""Beside int8 keys and values: one float32 scale for K and one for V, for every token and head."""
 
 
 class CacheChoices(NamedTuple):
@@ -58,7 +56,7 @@ class AttentionCache:
             "head_size": self.head_size,
             "head_size_v": self.head_size_v,
             "dtype": choices.dtype,
-            "kv_quant_scale_bytes": INT8_SCALE_BYTES if choices.dtype == "int8" else 0,
+            "kv_quant_scale_bytes": scale_bytes(choices.dtype),
         }
         if self.kind == "sliding_window":
             return SlidingWindowSpec(**shape, sliding_window=self.reach or 0)
@@ -78,7 +76,7 @@ class LatentCache:
 
     def spec(self, choices: CacheChoices) -> KVCacheSpec:
         """The spec on one chip; tensor parallelism copies it."""
-        scale = INT8_SCALE_BYTES // 2 if choices.dtype == "int8" else 0
+        scale = KV_SCALE_BYTES // 2 if choices.dtype == "int8" else 0
         return MLASpec(
             block_size=choices.block_size,
             head_size=self.width,

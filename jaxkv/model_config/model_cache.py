@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from jaxkv.errors import JaxkvError
+from jaxkv.kv_cache_dtype import choose_kv_cache_dtype
 from jaxkv.model_config.families import family_of
 from jaxkv.model_config.layer_caches import AttentionCache, CacheChoices, LatentCache, LayerCache
 from jaxkv.model_config.sources import find_config
@@ -60,14 +61,21 @@ class ModelCache:
         return self.model_dtype if dtype == "auto" else DTYPE_NAMES.get(dtype, dtype)
 
     def specs(
-        self, block_size: int, dtype: str = "auto", *, state_dtype: str = "auto", tensor_parallel: int = 1
+        self,
+        block_size: int,
+        dtype: str = "auto",
+        *,
+        kv_cache_dtype: str = "auto",
+        state_dtype: str = "auto",
+        tensor_parallel: int = 1,
     ) -> dict[str, KVCacheSpec]:
         """The caches' specs by name, on one chip.
 
         dtype: of keys and values; a convolution's inputs are of the same where a model can be run in it.
+        kv_cache_dtype: of keys and values alone, by vLLM's names; "auto": `dtype`.
         state_dtype: of recurrent states that accumulate; "auto": what vLLM takes for the family, or the
         config's own.
-        Raises JaxkvError where `tensor_parallel` chips cannot share the heads.
+        Raises JaxkvError for an unknown dtype and where `tensor_parallel` chips cannot share the heads.
         """
         check_int("tensor_parallel", tensor_parallel, 1)
         dtype = self.cache_dtype(dtype)
@@ -76,7 +84,7 @@ class ModelCache:
             state_dtype = self.state_dtype or model_dtype
         choices = CacheChoices(
             block_size=block_size,
-            dtype=dtype,
+            dtype=choose_kv_cache_dtype(kv_cache_dtype, dtype),
             conv_dtype=model_dtype,
             state_dtype=DTYPE_NAMES.get(state_dtype, state_dtype),
             tensor_parallel=tensor_parallel,

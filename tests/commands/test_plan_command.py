@@ -60,7 +60,16 @@ def test_cache_dtypes(capsys: pytest.CaptureFixture[str]) -> None:
         dtype: report_of(capsys, config("command-r7b"), "--cache-dtype", dtype)["bytes_per_token"]
         for dtype in ("bf16", "fp8", "int8")
     }
-    assert tokens == {"bf16": 131072, "fp8": 65536, "int8": 65536 + 32 * 8 * 8}
+    scales = 32 * 8 * 8
+    assert tokens == {"bf16": 131072, "fp8": 65536 + scales, "int8": 65536 + scales}
+
+
+def test_the_dtype_of_keys_and_values_may_differ_from_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    report = report_of(capsys, config("jamba-1.5-mini"), "--dtype", "bf16", "--kv-cache-dtype", "fp8")
+    assert (report["dtype"], report["cache_dtype"]) == ("bfloat16", "float8_e4m3fn")
+    assert report["bytes_per_token"] == 4 * 8 * (2 * 128 + 8)  # four attention layers of eight KV heads
+    assert main(["plan", config("jamba-1.5-mini"), "--kv-cache-dtype", "fp4"]) == 2
+    assert "kv_cache_dtype must be one of auto" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -71,10 +71,27 @@ def test_one_based_layer_numbers() -> None:
     assert [i for i, kind in enumerate(kinds) if kind == "mla"] == [3, 7, 11, 15, 19, 23, 26]
 
 
-def test_int8_keys_and_values_have_scales_and_fp8_has_none() -> None:
+def test_keys_and_values_of_8_bits_have_the_scales_of_vllm_per_token_and_head() -> None:
+    """vLLM 0.33, `TritonAttentionBackend`: head_size + head_size_v elements and two float32 a token and head."""
     cache = model_cache_from_config(read("gemma-3-270m"))
     pages = {dtype: cache.specs(16, dtype)["layers.0"].page_size_bytes for dtype in ("bf16", "fp8", "int8")}
-    assert pages == {"bf16": 16384, "fp8": 8192, "int8": 8192 + 16 * 8}
+    assert pages == {"bf16": 16384, "fp8": 8192 + 16 * 8, "int8": 8192 + 16 * 8}
+
+
+@pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_per_token_head", "int8", "int8_per_token_head"])
+def test_the_dtype_of_keys_and_values_leaves_states_alone(name: str) -> None:
+    cache = model_cache_from_config(read("jamba-1.5-mini"))
+    usual, smaller = cache.specs(16), cache.specs(16, kv_cache_dtype=name)
+    for layer, spec in usual.items():
+        if spec.kind == "mamba":
+            assert smaller[layer] == spec
+        else:
+            assert smaller[layer].page_size_bytes == 16 * 8 * (2 * 128 + 8)
+
+
+def test_an_unknown_dtype_of_keys_and_values_is_refused() -> None:
+    with pytest.raises(JaxkvError, match="kv_cache_dtype must be one of auto, bfloat16, .*, not 'fp4'"):
+        model_cache_from_config(read("gemma-3-270m")).specs(16, kv_cache_dtype="fp4")
 
 
 @pytest.mark.parametrize("name", ["qwen3.5-27b", "nemotron-nano-9b-v2", "gpt-oss-20b", "kimi-linear-48b-a3b"])

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from jaxkv.engine.tokenizer import Tokenizer
 from jaxkv.errors import JaxkvError
-from jaxkv.specs import KVCacheSpec, MambaSpec
+from jaxkv.kv_cache_dtype import choose_kv_cache_dtype, kept_in
+from jaxkv.specs import AttentionSpec, KVCacheSpec, MambaSpec
 from models.causal_lm import CausalLM
 from models.checkpoint import NameMap, Tensors, build_model
 from models.registry import ModelFamily
@@ -94,12 +95,15 @@ class LoadedModel:
         block_size: int,
         dtype: str | None = None,
         *,
+        kv_cache_dtype: str = "auto",
         state_dtype: str = "auto",
         enable_prefix_caching: bool = True,
         num_prefill_checkpoints: int = 0,
     ) -> dict[str, KVCacheSpec]:
         """What each layer keeps, by layer name; `dtype` of the cache is the model's unless given.
 
+        kv_cache_dtype: of keys and values alone, by vLLM's names; "auto": `dtype`. JaxkvError for an unknown
+        one.
         state_dtype: of recurrent states that accumulate; "auto": the checkpoint's, else that of the cache, as
         `jaxkv plan` and vLLM take it. JaxkvError for one in which no state can be kept.
         enable_prefix_caching: off, a recurrent layer keeps its running state and no others.
@@ -111,12 +115,16 @@ class LoadedModel:
             state_dtype = self.state_dtype or dtype
         if state_dtype not in DTYPES:
             raise JaxkvError(f"state_dtype must be auto, {' or '.join(DTYPES)}, not {state_dtype!r}")
+        kept_dtype = choose_kv_cache_dtype(kv_cache_dtype, dtype)
         specs = self.family.cache_specs(self.config, block_size, dtype, state_dtype)
         states = {
             "mamba_cache_mode": "align" if enable_prefix_caching else "none",
             "num_prefill_checkpoint_blocks": num_prefill_checkpoints if enable_prefix_caching else 0,
         }
-        return {
-            name: replace(spec, **states) if isinstance(spec, MambaSpec) else spec
-            for name, spec in specs.items()
-        }
+
+        def kept(spec: KVCacheSpec) -> KVCacheSpec:
+            if isinstance(spec, MambaSpec):
+                return replace(spec, **states)
+            return kept_in(spec, kept_dtype) if isinstance(spec, AttentionSpec) else spec
+
+        return {name: kept(spec) for name, spec in specs.items()}

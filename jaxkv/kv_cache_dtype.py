@@ -1,0 +1,45 @@
+"""Element types that keys and values are kept in, by vLLM's names, and the scales beside those of 8 bits.
+
+A token's K and V of each head are quantised on their own: a float32 scale for each lies in the page with them
+(vLLM's `fp8_per_token_head` and `int8_per_token_head`; its `fp8` has one scale for a whole layer instead).
+"""
+
+from dataclasses import replace
+
+from jaxkv.errors import JaxkvError
+from jaxkv.specs import AttentionSpec
+
+KV_CACHE_DTYPES: dict[str, str] = {
+    "bfloat16": "bfloat16",
+    "float32": "float32",
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_per_token_head": "float8_e4m3fn",
+    "int8": "int8",
+    "int8_per_token_head": "int8",
+}
+"""The element type of each name; "auto" stands for the model's own."""
+
+KV_SCALE_BYTES = 8
+"""Of a token and head: one float32 for K, one for V."""
+
+_QUANTISED = ("float8_e4m3fn", "int8")
+
+
+def choose_kv_cache_dtype(name: str, model_dtype: str) -> str:
+    """The element type called `name`; for "auto" it is `model_dtype`. JaxkvError for an unknown name."""
+    if name == "auto":
+        return model_dtype
+    if not isinstance(name, str) or name not in KV_CACHE_DTYPES:
+        raise JaxkvError(f"kv_cache_dtype must be one of auto, {', '.join(KV_CACHE_DTYPES)}, not {name!r}")
+    return KV_CACHE_DTYPES[name]
+
+
+def scale_bytes(dtype: str) -> int:
+    """Bytes of the scales beside one token's K and V of one head."""
+    return KV_SCALE_BYTES if dtype in _QUANTISED else 0
+
+
+def kept_in[S: AttentionSpec](spec: S, dtype: str) -> S:
+    """The same layer with its keys and values in `dtype`, and their scales."""
+    return replace(spec, dtype=dtype, kv_quant_scale_bytes=scale_bytes(dtype))
