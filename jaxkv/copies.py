@@ -48,7 +48,7 @@ class PendingCopies:
     def release_sources(self) -> None:
         """The copies have been made: lets go of what they read."""
         for manager, leader in self._held:
-            manager.pool.let_go_one(manager.number, int(leader[0]))
+            manager.pool.let_go_one(int(leader[0]))
         self._held = []
 
     def held(self) -> list[tuple[int, int]]:

@@ -4,8 +4,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxkv.pool import NOT_CACHED
-
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
 
@@ -23,7 +21,7 @@ def check_integrity(cache: "KVCacheManager") -> None:
     """
     pool = cache.pool
     holders = np.zeros(pool.num_blocks, np.int64)
-    owner = np.full(pool.num_blocks, NOT_CACHED, np.int64)
+    owner = np.full(pool.num_blocks, -1, np.int64)
     for manager in cache.managers:
         for row in cache.rows.active().tolist():
             leaders = manager.units_of(row)
@@ -47,7 +45,9 @@ def check_integrity(cache: "KVCacheManager") -> None:
     for leaders, is_free in ((free, True), (np.flatnonzero(holders).astype(np.int32), False)):
         for manager in cache.managers:
             number = manager.number
-            of_manager = pool.cached_by[leaders] == number if is_free else owner[leaders] == number
+            of_manager = (
+                (pool.cached & (pool.owner == number))[leaders] if is_free else owner[leaders] == number
+            )
             ids = pool.members(number, leaders[of_manager]).ravel()
             np.add.at(seen, ids, 1)
             num_free += len(ids) if is_free else 0
@@ -64,7 +64,7 @@ def check_integrity(cache: "KVCacheManager") -> None:
 def _check_index(cache: "KVCacheManager") -> None:
     pool = cache.pool
     for manager in cache.managers:
-        cached = set(np.flatnonzero(pool.cached_by == manager.number).tolist())
+        cached = set(pool.cached_units(manager.number).tolist())
         for block_hash, leader in manager.index.units.items():
             if leader not in cached or pool.hash_of[leader] != block_hash:
                 raise IntegrityError(
@@ -76,8 +76,6 @@ def _check_index(cache: "KVCacheManager") -> None:
                 raise IntegrityError(
                     f"block {leader} is cached but the index of manager {manager.number} lacks it"
                 )
-    unowned = [
-        leader for leader in np.flatnonzero(pool.cached_by == NOT_CACHED).tolist() if pool.hash_of[leader]
-    ]
+    unowned = [leader for leader in np.flatnonzero(~pool.cached).tolist() if pool.hash_of[leader]]
     if unowned:
         raise IntegrityError(f"block {unowned[0]} has a hash but is in no index")

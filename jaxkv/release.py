@@ -34,5 +34,4 @@ def free_row(cache: "KVCacheManager", row: int) -> None:
     hit; interleaved by position, the hit only gets shorter.
     """
     pool, level = cache.pool, cache.eviction.level(cache, row)
-    freed = [pool.drop_units(manager.number, manager.close_row(row)) for manager in cache.managers]
-    pool.enqueue(cache.eviction.order(freed), level)
+    pool.let_go(cache.eviction.order([manager.close_row(row) for manager in cache.managers]), level)

@@ -10,7 +10,6 @@ from jaxkv.cache_manager import KVCacheManager
 from jaxkv.errors import JaxkvError
 from jaxkv.managers import MambaManager
 from jaxkv.planning.plan import CachePlan
-from jaxkv.pool import NOT_CACHED
 from jaxkv.scheduling.output import SchedulerOutput
 
 
@@ -62,7 +61,7 @@ def check_written_states(cache_manager: KVCacheManager, output: SchedulerOutput)
             continue
         inside = manager.step_checkpoints(rows, computed)
         written = np.concatenate([manager.step_units(rows, computed).write, inside.leaders])
-        known = (pool.cached_by[written] != NOT_CACHED) & (pool.ready_step[written] <= step)
+        known = pool.cached[written] & (pool.ready_step[written] <= step)
         wrong = known | (pool.refs[written] != 1)
         if wrong.any():
             index = int(np.argmax(wrong))

@@ -194,14 +194,14 @@ class Manager(ABC):
             strong = True
         index = leaders.astype(np.intp)
         self.index.add(keys, index)
-        self.pool.set_cached(self.number, index, strong, ready_step)
+        self.pool.set_cached(index, strong, ready_step)
         self._tell_cached(index, keys)
 
     def _add_one_to_index(self, leader: int, key: bytes, strong: bool, ready_step: int) -> None:
         """`_add_to_index` of one unit."""
         if strong or self.context.keeps_unwanted:
             self.index.add_one(key, leader)
-            self.pool.set_cached(self.number, leader, strong, ready_step)
+            self.pool.set_cached(leader, strong, ready_step)
             if self.context.computed.are_wanted or self.context.residency is not None:
                 self._tell_cached(np.array([leader]), [key])
 
@@ -214,13 +214,13 @@ class Manager(ABC):
     def let_go(self, leaders: NDArray[np.integer]) -> None:
         """One holder less for units of any rows; a unit may appear once for each row that holds it."""
         if len(set(leaders.tolist())) == len(leaders):
-            self.pool.enqueue(self.pool.drop(self.number, leaders))
+            self.pool.let_go(leaders)
             return
         unique, first, counts = np.unique(leaders, return_index=True, return_counts=True)
         order = np.argsort(first)
         unique, counts = unique[order], counts[order]
         while len(unique):
-            self.pool.enqueue(self.pool.drop(self.number, unique))
+            self.pool.let_go(unique)
             counts -= 1
             unique, counts = unique[counts > 0], counts[counts > 0]
 

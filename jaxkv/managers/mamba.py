@@ -18,7 +18,7 @@ from jaxkv.managers.base import (
     Span,
 )
 from jaxkv.managers.state_finder import StateFinder
-from jaxkv.pool import NOT_CACHED, Units
+from jaxkv.pool import Units
 from jaxkv.specs import MambaSpec, cdiv
 
 NO_STATE = 0
@@ -164,7 +164,7 @@ class MambaManager(Manager):
 
     def release_skipped(self, row: int, computed: int) -> None:
         if self.previous[row] != NO_STATE and computed > self.switched_from[row]:
-            self.pool.let_go_one(self.number, int(self.previous[row]))
+            self.pool.let_go_one(int(self.previous[row]))
             self.previous[row] = NO_STATE
         states = self._checkpoints.get(row)
         if states and computed > max(states):
@@ -224,10 +224,10 @@ class MambaManager(Manager):
     def cache(self, row: int, filled: Filled) -> None:
         for checkpoint, leader in self._checkpoints.get(row, {}).items():
             known = checkpoint <= min(filled.tokens, len(filled.hashes) * self.context.hash_block_size)
-            if known and self.pool.cached_by[leader] == NOT_CACHED:
+            if known and not self.pool.cached[leader]:
                 self._add(leader, checkpoint, filled)
         current, position = int(self.current[row]), filled.position
-        if filled.tokens != position or current == NO_STATE or self.pool.cached_by[current] != NOT_CACHED:
+        if filled.tokens != position or current == NO_STATE or self.pool.cached[current]:
             return
         unit = self.context.hash_block_size
         # Drafts and samples that are still on the device have no hash: such a state cannot be found.
@@ -261,7 +261,7 @@ class MambaManager(Manager):
 
     def next_cached(self, row: int) -> int:
         limit = int(self.limit[row])
-        done = self.pool.cached_by[self.current[row]] != NOT_CACHED or limit % self.context.alignment
+        done = self.pool.cached[self.current[row]] or limit % self.context.alignment
         return NEVER if done else limit
 
     # All rows of a decode step
@@ -271,9 +271,7 @@ class MambaManager(Manager):
 
     def next_cacheable(self, rows: NDArray[np.intp]) -> NDArray[np.int64]:
         limits = self.limit[rows]
-        done = (self.pool.cached_by[self.current[rows]] != NOT_CACHED) | (
-            limits % self.context.alignment != 0
-        )
+        done = self.pool.cached[self.current[rows]] | (limits % self.context.alignment != 0)
         return np.where(done, NEVER, limits)
 
     def release_rows(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:

@@ -136,12 +136,12 @@ class PositionalManager(Manager):
         if num_blocks == 1:
             leader = int(self.ids[0, row, 0])
             self._shift(row, n, 1)
-            self.pool.let_go_one(self.number, leader)
+            self.pool.let_go_one(leader)
             return
         # Backwards: of what is let go at once, the later blocks are evicted first.
         leaders = self.ids[0, row, :num_blocks][::-1].astype(np.intp)
         self._shift(row, n, num_blocks)
-        self.pool.enqueue(self.pool.drop(self.number, leaders))
+        self.pool.let_go(leaders)
 
     def _shift(self, row: int, held: int, num_blocks: int) -> None:
         """The row's table of `held` entries begins so many blocks later."""
@@ -242,8 +242,8 @@ class PositionalManager(Manager):
             if high > low:
                 leader = self.ids[0, row, block - first : block - first + 1]
                 self.index.add_partial(int(leader[0]), hashes[low:high], filled.ready_step)
-                if self.pool.cached_by[leader[0]] != self.number:
-                    self.pool.set_cached(self.number, leader, True, filled.ready_step)
+                if not self.pool.cached[leader[0]]:
+                    self.pool.set_cached(leader, True, filled.ready_step)
         self.inside[row] = max(begin, stop)
 
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
@@ -252,7 +252,7 @@ class PositionalManager(Manager):
         high = min(boundary // self.block_size, int(self.cached[row]))
         if high > low:
             leaders = self.ids[0, row, low - first : high - first]
-            self.pool.promote(leaders[self.pool.cached_by[leaders] == self.number])
+            self.pool.promote(leaders[self.pool.cached[leaders]])
 
     def capacity(self, row: int) -> int:
         return (int(self.first_block[row]) + int(self.count[row])) * self.block_size

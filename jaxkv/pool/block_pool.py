@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from jaxkv.checks import check_int
 from jaxkv.pool.lru import LruQueue
+from jaxkv.pool.unit_words import CACHED, HOLDER, STRONG, UnitWords
 
 NULL_BLOCK = 0
 """The id that stands for no block: never given out, never read as data."""
@@ -30,6 +31,11 @@ NOT_CACHED = -1
 
 _TURN = 64
 """Ids that one level gives up before the others are looked at again."""
+
+_FEW = 8
+"""So many ids are evicted one unit at a time, which is quicker then."""
+
+_CACHED, _STRONG, _HOLDER = int(CACHED), int(STRONG), int(HOLDER)
 
 EvictionListener = Callable[[NDArray[np.integer]], None]
 """Told which units (leaders, all of one manager) lose their content, before it happens."""
@@ -46,7 +52,8 @@ class BlockPool:
     """Who holds which id.
 
     refs: int32[num_blocks], holders of each unit, by leader. Ids that are not leaders stay at 0.
-    cached_by: int16[num_blocks], number of the manager in whose index the unit is, or NOT_CACHED.
+    cached: bool[num_blocks], whether the unit is in its manager's index. owner: int16[num_blocks], number of
+    that manager.
     strong: bool[num_blocks], whether the retention policy wants the cached unit.
     ready_step: int64[num_blocks], first step that may read a cached unit's content before it runs.
     hash_of: object[num_blocks], the hash (bytes) of each cached unit, by leader; None for all others.
@@ -58,25 +65,27 @@ class BlockPool:
     def __init__(self, num_blocks: int, *, unwanted_first: bool = True, num_levels: int = 1) -> None:
         check_int("num_blocks", num_blocks, 1, MAX_BLOCKS)
         self.num_blocks = num_blocks
-        # np.full and not np.zeros: memory that is first touched here does not fault later, in the middle of a
-        # step.
-        self.refs: NDArray[np.int32] = np.full(num_blocks, 0, np.int32)
-        self.cached_by: NDArray[np.int16] = np.full(num_blocks, NOT_CACHED, np.int16)
-        self.strong: NDArray[np.bool_] = np.full(num_blocks, 0, np.bool_)
+        self._units = units = UnitWords(num_blocks)
+        self._words = units.words
+        self.refs, self.cached, self.owner, self.strong = units.refs, units.cached, units.owner, units.strong
+        # np.full and not np.zeros: see UnitWords.
         self.ready_step: NDArray[np.int64] = np.full(num_blocks, 0, np.int64)
         self.hash_of: NDArray[np.object_] = np.full(num_blocks, None, np.object_)
         self.num_free = num_blocks - 1
         self.version = 0
         self._plain = np.arange(num_blocks - 1, -1, -1, dtype=np.intp)
         self._num_plain = num_blocks - 1
-        stamps = np.full(num_blocks, 0, np.int64)
-        self._stamps = stamps
-        self._next_stamp = 1
-        self._weak = LruQueue(stamps)
+        self._places = np.full(num_blocks, LruQueue.NOWHERE, np.int64)
+        self._time = 0
+        keeps_time = num_levels > 1
+        self._weak = LruQueue(self._places, 0, keeps_time=False)
         self._unwanted_first = unwanted_first
-        self._levels = tuple(LruQueue(stamps) for _ in range(num_levels))
+        self._levels = tuple(
+            LruQueue(self._places, 1 + level, keeps_time=keeps_time) for level in range(num_levels)
+        )
         self.credits = [0] * num_levels
         self._members: list[NDArray[np.int32] | None] = []
+        self._new_words: list[NDArray[np.int64]] = []
         self._widths: list[int] = []
         self._width_array: NDArray[np.int64] = np.empty(0, np.int64)
         self._are_wide = False
@@ -84,12 +93,19 @@ class BlockPool:
 
     def register(self, width: int, on_evict: EvictionListener) -> int:
         """Adds a manager whose units have `width` ids; returns its number."""
+        number = len(self._widths)
         self._widths.append(width)
         self._width_array = np.array(self._widths, np.int64)
         self._are_wide = max(self._widths) > 1
         self._members.append(np.full((self.num_blocks, width), 0, np.int32) if width > 1 else None)
+        self._new_words.append(np.array(HOLDER + number))
         self._listeners.append(on_evict)
-        return len(self._widths) - 1
+        return number
+
+    @property
+    def cached_by(self) -> NDArray[np.integer]:
+        """int[num_blocks]: number of the manager in whose index each unit is, or NOT_CACHED. To look at."""
+        return np.where(self.cached, self.owner, NOT_CACHED)
 
     def take(self, manager: int, num_units: int) -> NDArray[np.intp]:
         """New units with one holder each: intp[width, num_units], row 0 the leaders.
@@ -105,7 +121,7 @@ class BlockPool:
         self.num_free -= needed
         ids = self._plain[self._num_plain : stop][::-1].reshape(num_units, width).T.copy()
         leaders = ids[0]
-        self.refs[leaders] = 1
+        self._words[leaders] = self._new_words[manager]
         members = self._members[manager]
         if members is not None:
             members[leaders] = ids.T
@@ -120,7 +136,7 @@ class BlockPool:
         self._num_plain -= width
         self.num_free -= width
         ids = self._plain[self._num_plain : stop][::-1].copy()
-        self.refs[ids[0]] = 1
+        self._words[ids[0]] = self._new_words[manager]
         members = self._members[manager]
         if members is not None:
             members[ids[0]] = ids
@@ -148,78 +164,75 @@ class BlockPool:
         return len(leaders) - int(np.count_nonzero(self.refs[leaders]))
 
     def touch(self, manager: int, leaders: NDArray[np.integer]) -> None:
-        """One more holder for each of int32[n] different units. Free ones leave the free queues."""
+        """One more holder for each of int[n] different units. Free ones leave the free queues."""
         leaders = _as_index(leaders)
-        refs = self.refs[leaders]
-        freed = leaders[refs == 0]
-        self.refs[leaders] = refs + 1
+        words = self._words[leaders]
+        freed = leaders[words < HOLDER]
+        words += HOLDER
+        self._words[leaders] = words
         if len(freed):
-            self._stamps[freed] = 0
+            self._places[freed] = LruQueue.NOWHERE
             self.num_free -= len(freed) * self._widths[manager]
 
-    def drop(self, manager: int, leaders: NDArray[np.integer]) -> NDArray[np.intp]:
-        """One holder less for each of int[n] different units.
+    def let_go(self, leaders: NDArray[np.integer], level: int = 0) -> None:
+        """One holder less for each of int[n] different units, of any managers.
 
-        Units without content and without holder become plain ids. Returns the cached ones that nobody holds
-        any more, in the order given: the caller must pass them to `enqueue`.
+        Of those that nobody holds any more the ones without content become plain ids, and the others join the
+        free queues: the first given goes first. level: of the strong ones.
         """
         leaders = _as_index(leaders)
-        returned = self._drop(manager, leaders)
-        return leaders if returned is None else leaders[returned]
+        if not len(leaders):
+            return
+        words = self._words[leaders]
+        words -= HOLDER
+        self._words[leaders] = words
+        if np.maximum.reduce(words) >= _HOLDER:
+            free = words < HOLDER
+            leaders, words = leaders[free], words[free]
+            if not len(leaders):
+                return
+        if self._are_wide:
+            self.num_free += int(np.add.reduce(self._width_array[self.owner[leaders]]))
+        else:
+            self.num_free += len(leaders)
+        lowest = np.minimum.reduce(words)
+        if lowest < _CACHED:
+            cached = words >= CACHED
+            self._push_plain(leaders[~cached])
+            leaders, words = leaders[cached], words[cached]
+            if not len(leaders):
+                return
+            lowest = np.minimum.reduce(words)
+        time = self._time
+        self._time = time + len(leaders)
+        if lowest < _STRONG and self._unwanted_first:
+            strong = words >= STRONG
+            self._weak.push(leaders[~strong], time)
+            leaders = leaders[strong]
+            if not len(leaders):
+                return
+        self._levels[level].push(leaders, time)
 
-    def drop_units(self, manager: int, units: Units) -> Units:
-        """`drop` that keeps count of where the units end."""
-        returned = self._drop(manager, units.leaders)
-        return units if returned is None else Units(units.leaders[returned], units.ends[returned])
-
-    def _drop(self, manager: int, leaders: NDArray[np.intp]) -> NDArray[np.bool_] | None:
-        """Which of the units are now free and cached; None: all of them."""
-        refs = self.refs[leaders] - 1
-        self.refs[leaders] = refs
-        cached = self.cached_by[leaders] != NOT_CACHED
-        num_held, num_cached = np.count_nonzero(refs), np.count_nonzero(cached)
-        self.num_free += (len(leaders) - int(num_held)) * self._widths[manager]
-        if not num_held and num_cached == len(leaders):
-            return None
-        freed = refs == 0
-        plain = leaders[freed & ~cached]
-        if len(plain):
-            self._push_plain(manager, plain)
-        return freed & cached
-
-    def let_go_one(self, manager: int, leader: int) -> None:
-        """`drop` and `enqueue` of one unit."""
+    def let_go_one(self, leader: int) -> None:
+        """`let_go` of one unit."""
         refs = self.refs[leader] - 1
         self.refs[leader] = refs
         if refs:
             return
-        self.num_free += self._widths[manager]
-        if self.cached_by[leader] == NOT_CACHED:
-            self._push_plain(manager, np.array([leader]))
-            return
-        self._enqueue_one(leader)
-
-    def enqueue(self, leaders: NDArray[np.integer], level: int = 0) -> None:
-        """Puts free cached units, of any managers, at the end of the free queues;
-        the first given goes first. level: of the strong ones.
-        """
-        if not len(leaders):
-            return
-        leaders = _as_index(leaders)
-        strong = self.strong[leaders]
-        num_strong = int(np.count_nonzero(strong)) if self._unwanted_first else len(leaders)
-        if num_strong < len(leaders):
-            self._weak.push(leaders[~strong] if num_strong else leaders, self._next_stamp)
-        if num_strong:
-            queue = self._levels[level]
-            queue.push(leaders[strong] if num_strong < len(leaders) else leaders, self._next_stamp)
-        self._next_stamp += len(leaders)
+        self.num_free += self._widths[self.owner[leader]]
+        if self.cached[leader]:
+            self._enqueue_one(leader)
+        else:
+            self._push_plain_one(leader)
 
     def promote(self, leaders: NDArray[np.integer]) -> None:
         """Makes cached units strong; free ones move to the end of the strong queue."""
         weak = leaders[~self.strong[leaders]]
         self.strong[weak] = True
-        self.enqueue(weak[self.refs[weak] == 0])
+        free = weak[self.refs[weak] == 0]
+        if len(free):
+            self._levels[0].push(free, self._time)
+            self._time += len(free)
 
     def promote_one(self, leader: int) -> None:
         """`promote` of one unit."""
@@ -230,7 +243,6 @@ class BlockPool:
 
     def set_cached(
         self,
-        manager: int,
         leaders: NDArray[np.integer] | int,
         strong: NDArray[np.bool_] | bool,
         ready_step: NDArray[np.int64] | int,
@@ -240,21 +252,23 @@ class BlockPool:
         """
         if not isinstance(leaders, int):
             leaders = _as_index(leaders)
-        self.cached_by[leaders] = manager
-        self.strong[leaders] = strong
+        self._units.get_content(leaders, strong)
         self.ready_step[leaders] = ready_step
 
     def forget(self, manager: int, leaders: NDArray[np.integer]) -> None:
-        """Units lose their content: free ones become plain ids, held ones stay with their holders."""
+        """Units of a manager lose their content: free ones become plain ids, held ones stay with their
+        holders.
+        """
         if len(leaders):
             self._lose_content(manager, leaders)
+            self._units.lose_content(leaders)
             free = leaders[self.refs[leaders] == 0]
-            self._stamps[free] = 0
-            self._push_plain(manager, free)
+            self._places[free] = LruQueue.NOWHERE
+            self._push_plain(free)
 
     def cached_units(self, manager: int) -> NDArray[np.int32]:
         """int32[n]: leaders of all units in the manager's index, held or free."""
-        return np.flatnonzero(self.cached_by == manager).astype(np.int32)
+        return np.flatnonzero(self.cached & (self.owner == manager)).astype(np.int32)
 
     def plain_ids(self) -> NDArray[np.integer]:
         """int[n]: free ids without content, the next to be given out last."""
@@ -269,37 +283,73 @@ class BlockPool:
         return self.members(manager, np.array([leader], np.int32))[:, 0].tolist()
 
     def _enqueue_one(self, leader: int) -> None:
-        """`enqueue` of one unit at the lowest level."""
+        """A free cached unit joins the free queues at the lowest level."""
         queue = self._weak if self._unwanted_first and not self.strong[leader] else self._levels[0]
-        queue.push_one(leader, self._next_stamp)
-        self._next_stamp += 1
+        queue.push_one(leader, self._time)
+        self._time += 1
 
     def _lose_content(self, manager: int, leaders: NDArray[np.integer]) -> None:
+        """Tells that units of a manager are about to lose their content."""
         self._listeners[manager](leaders)
         self.version += 1
-        self.cached_by[leaders] = NOT_CACHED
 
-    def _push_plain(self, manager: int, leaders: NDArray[np.integer]) -> None:
-        """Free units, which are counted as such, become plain ids."""
-        members = self._members[manager]
-        ids = leaders if members is None else members[leaders].T.ravel()
-        self._plain[self._num_plain : self._num_plain + len(ids)] = ids
-        self._num_plain += len(ids)
+    def _push_plain(self, leaders: NDArray[np.integer]) -> None:
+        """Free units, of any managers, which are counted as such, become plain ids."""
+        if self._are_wide:
+            for leader in leaders.tolist():
+                self._push_plain_one(leader)
+            return
+        self._plain[self._num_plain : self._num_plain + len(leaders)] = leaders
+        self._num_plain += len(leaders)
+
+    def _push_plain_one(self, leader: int) -> None:
+        """`_push_plain` of one unit."""
+        manager = self.owner[leader]
+        members, first = self._members[manager], self._num_plain
+        self._num_plain += self._widths[manager]
+        self._plain[first : self._num_plain] = leader if members is None else members[leader]
 
     def _evict(self, num_ids: int) -> None:
         """Turns cached free units into at least `num_ids` plain ids."""
         goal = self._num_plain + num_ids
         while self._num_plain < goal and (queue := self._next_queue()) is not None:
             room = goal - self._num_plain
+            if room <= _FEW:
+                leader = queue.first()
+                if leader is not None:
+                    queue.drop_up_to(leader)
+                    self._lose_content(int(self.owner[leader]), np.array([leader]))
+                    self._push_plain_one(leader)
+                    self._words[leader] = 0
+                continue
             if len(self._levels) > 1 and queue is not self._weak:
                 # The next one's turn may come before all are taken.
                 room = min(room, _TURN)
-            leaders = queue.pop(room, self._widths_of if self._are_wide else None)
-            for manager, theirs in self._by_manager(leaders):
-                self._lose_content(manager, theirs)
-                self._push_plain(manager, theirs)
+            self._evict_from(queue, room)
         if self._num_plain < goal:
             raise RuntimeError(f"{goal - self._num_plain} ids more were promised than are free")
+
+    def _evict_from(self, queue: LruQueue, room: int) -> None:
+        """Turns a queue's first units into `room` plain ids or a few more, or less where it has no more."""
+        leaders = queue.front(room)
+        if not len(leaders):
+            return
+        by_manager = [(0, leaders)]
+        if len(self._widths) > 1:
+            owners = self.owner[leaders]
+            if self._are_wide:
+                reached = self._width_array[owners].cumsum()
+                num_enough = int(reached.searchsorted(room)) + 1
+                leaders, owners = leaders[:num_enough], owners[:num_enough]
+            by_manager = [(manager, leaders[owners == manager]) for manager in set(owners.tolist())]
+        queue.drop_up_to(int(leaders[-1]))
+        for manager, theirs in by_manager:
+            self._lose_content(manager, theirs)
+            members = self._members[manager]
+            ids = theirs if members is None else members[theirs].T.ravel()
+            self._plain[self._num_plain : self._num_plain + len(ids)] = ids
+            self._num_plain += len(ids)
+        self._words[leaders] = 0
 
     def _next_queue(self) -> LruQueue | None:
         """The queue whose first unit is the next to go; None where all are empty."""
@@ -313,22 +363,6 @@ class BlockPool:
             if oldest is not None:
                 first.setdefault(oldest + credit, queue)
         return first[min(first)] if first else None
-
-    def _by_manager(self, leaders: NDArray[np.intp]) -> list[tuple[int, NDArray[np.intp]]]:
-        """Cached units by the manager whose they are."""
-        if not len(leaders):
-            return []
-        if len(self._widths) == 1:
-            return [(0, leaders)]
-        owners = self.cached_by[leaders]
-        first = int(owners[0])
-        if np.count_nonzero(owners == first) == len(leaders):
-            return [(first, leaders)]
-        return [(manager, leaders[owners == manager]) for manager in set(owners.tolist())]
-
-    def _widths_of(self, leaders: NDArray[np.integer]) -> NDArray[np.int64]:
-        """int64[n]: ids of each cached unit."""
-        return self._width_array[self.cached_by[leaders]]
 
 
 def _as_index(leaders: NDArray[np.integer]) -> NDArray[np.intp]:

@@ -1,7 +1,5 @@
 """A queue of free cached units, least recently freed first, from which units can be taken at any place."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -14,85 +12,96 @@ _SCAN = 64
 class LruQueue:
     """Leaders of free units in the order in which they were freed. Removal is lazy.
 
-    Every entry carries a stamp, and `stamps[leader]` holds the stamp of the leader's valid entry: whoever
-    takes a unit out of the queue sets it to 0, and the old entry is skipped when it comes to the front. So
-    freeing, touching and evicting thousands of units are a few numpy calls each. Queues that share `stamps`
-    must draw their stamps from one counter.
+    Every place of a queue has a number that no other place of any queue with these `places` has, and
+    `places[leader]` holds the number of the leader's valid entry: whoever takes a unit out of the queue sets
+    it to NOWHERE, and the old entry is skipped when it comes to the front. So freeing, touching and evicting
+    thousands of units are a few numpy calls each.
+
+    number: of the queue, among those that share `places`, int64[number of ids]. keeps_time: `oldest` may be
+    asked.
     """
 
-    def __init__(self, stamps: NDArray[np.int64]) -> None:
-        self._stamps = stamps
-        self._leaders = np.zeros(2 * len(stamps), np.intp)
-        self._entry_stamps = np.zeros(2 * len(stamps), np.int64)
+    NOWHERE = 0
+
+    def __init__(self, places: NDArray[np.int64], number: int, *, keeps_time: bool) -> None:
+        room = 2 * len(places)
+        self._places = places
+        self._leaders = np.zeros(room, np.intp)
+        self._numbers = np.arange(number * room + 1, (number + 1) * room + 1)
+        self._times = np.zeros(room, np.int64) if keeps_time else None
         self._head = 0
         self._tail = 0
 
-    def push(self, leaders: NDArray[np.integer], first_stamp: int) -> None:
-        """Appends int32[n] leaders; the first gets `first_stamp` and is the first to go."""
+    def push(self, leaders: NDArray[np.integer], time: int) -> None:
+        """Appends intp[n] leaders, the first of which is the first to go. time: of the first; it passes by 1
+        from one to the next.
+        """
         n = len(leaders)
         if self._tail + n > len(self._leaders):
             self._compact()
-        new = np.arange(first_stamp, first_stamp + n)
-        self._leaders[self._tail : self._tail + n] = leaders
-        self._entry_stamps[self._tail : self._tail + n] = new
-        self._stamps[leaders] = new
-        self._tail += n
+        tail = self._tail
+        self._tail = stop = tail + n
+        self._leaders[tail:stop] = leaders
+        self._places[leaders] = self._numbers[tail:stop]
+        if self._times is not None:
+            self._times[tail:stop] = np.arange(time, time + n)
 
-    def push_one(self, leader: int, stamp: int) -> None:
+    def push_one(self, leader: int, time: int) -> None:
         """`push` of one leader."""
         if self._tail == len(self._leaders):
             self._compact()
-        self._leaders[self._tail] = leader
-        self._entry_stamps[self._tail] = self._stamps[leader] = stamp
-        self._tail += 1
+        tail = self._tail
+        self._tail = tail + 1
+        self._leaders[tail] = leader
+        self._places[leader] = self._numbers[tail]
+        if self._times is not None:
+            self._times[tail] = time
 
     @property
     def is_empty(self) -> bool:
         """True only where nothing is in the queue; what is left may all be skipped entries."""
         return self._head == self._tail
 
-    def pop(
-        self, room: int, costs_of: Callable[[NDArray[np.intp]], NDArray[np.int64]] | None
-    ) -> NDArray[np.intp]:
-        """Takes out leaders, the oldest first, until their costs (None: 1 each) reach `room`; less only where
-        the queue has no more.
-        """
-        taken: list[NDArray[np.intp]] = []
-        while room > 0 and self._head < self._tail:
-            stop = min(self._tail, self._head + max(_SCAN, room))
-            (valid,) = self._valid(self._head, stop).nonzero()
-            chosen = self._leaders[self._head : stop][valid]
-            total, num_enough = len(chosen), room
-            if costs_of is not None and total:
-                reached = costs_of(chosen).cumsum()
-                total, num_enough = int(reached[-1]), int(reached.searchsorted(room)) + 1
-            if num_enough <= len(chosen):
-                chosen, room = chosen[:num_enough], 0
-                self._head += int(valid[num_enough - 1]) + 1
-            else:
-                room -= total
-                self._head = stop
-            self._stamps[chosen] = 0
-            taken.append(chosen)
-        return taken[0] if len(taken) == 1 else np.concatenate([_NOBODY, *taken])
+    def front(self, most: int) -> NDArray[np.intp]:
+        """intp[n]: up to `most` leaders, the oldest first: at least one, unless the queue has none."""
+        while self._head < self._tail:
+            stop = min(self._tail, self._head + max(_SCAN, most))
+            valid = self._valid(self._head, stop)
+            num_valid = np.count_nonzero(valid)
+            if num_valid == len(valid):
+                return self._leaders[self._head : min(stop, self._head + most)].copy()
+            if num_valid:
+                chosen = self._leaders[self._head : stop][valid][:most]
+                self._head += int(valid.argmax())
+                return chosen
+            self._head = stop
+        return _NOBODY
+
+    def first(self) -> int | None:
+        """The oldest leader; None where the queue has none."""
+        while self._head < self._tail:
+            leader = int(self._leaders[self._head])
+            if self._places[leader] == self._numbers[self._head]:
+                return leader
+            leaders = self.front(1)
+            return int(leaders[0]) if len(leaders) else None
+        return None
+
+    def drop_up_to(self, leader: int) -> None:
+        """Takes out the leaders from the oldest up to this one."""
+        self._head = int(self._places[leader] - self._numbers[0]) + 1
 
     def oldest(self) -> int | None:
-        """The stamp of the unit that is the next to go; None where there is none."""
-        while self._head < self._tail:
-            stop = min(self._tail, self._head + _SCAN)
-            (valid,) = self._valid(self._head, stop).nonzero()
-            if len(valid):
-                self._head += int(valid[0])
-                return int(self._entry_stamps[self._head])
-            self._head = stop
-        return None
+        """The time of the unit that is the next to go; None where there is none."""
+        assert self._times is not None
+        return None if self.first() is None else int(self._times[self._head])
 
     def leaders(self) -> NDArray[np.intp]:
         """intp[n]: what is in the queue, the next to be evicted first."""
         return self._leaders[self._head : self._tail][self._valid(self._head, self._tail)]
 
     def _valid(self, start: int, stop: int) -> NDArray[np.bool_]:
-        return self._stamps[self._leaders[start:stop]] == self._entry_stamps[start:stop]
+        return self._places[self._leaders[start:stop]] == self._numbers[start:stop]
 
     def _compact(self) -> None:
         """Drops skipped entries. A leader has at most one valid entry,
@@ -100,7 +109,9 @@ class LruQueue:
         """
         valid = self._valid(self._head, self._tail)
         leaders = self._leaders[self._head : self._tail][valid]
-        stamps = self._entry_stamps[self._head : self._tail][valid]
-        self._leaders[: len(leaders)] = leaders
-        self._entry_stamps[: len(leaders)] = stamps
-        self._head, self._tail = 0, len(leaders)
+        n = len(leaders)
+        if self._times is not None:
+            self._times[:n] = self._times[self._head : self._tail][valid]
+        self._leaders[:n] = leaders
+        self._places[leaders] = self._numbers[:n]
+        self._head, self._tail = 0, n

@@ -177,4 +177,4 @@ def snapshot(cache: KVCacheManager) -> dict[str, Any]:
 def take_away(cache: KVCacheManager, num_blocks: int) -> None:
     """Makes the pool give out `num_blocks` ids and throws away what they held: eviction, on demand."""
     ids = cache.pool.take(0, num_blocks)
-    cache.pool.drop(0, ids[0])
+    cache.pool.let_go(ids[0])

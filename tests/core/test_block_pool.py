@@ -12,8 +12,8 @@ def make_pool(num_blocks: int = 20, *widths: int) -> BlockPool:
     return pool
 
 
-def cache(pool: BlockPool, manager: int, leaders: np.ndarray, strong: bool = True) -> None:
-    pool.set_cached(manager, leaders, strong, 0)
+def cache(pool: BlockPool, leaders: np.ndarray, strong: bool = True) -> None:
+    pool.set_cached(leaders, strong, 0)
 
 
 def test_the_null_block_is_never_given_out() -> None:
@@ -46,9 +46,9 @@ def test_units_without_content_are_plain_again_as_soon_as_nobody_holds_them() ->
     pool = make_pool(20, 2)
     leaders = pool.take(0, 3)[0]
     pool.touch(0, leaders[:1])
-    assert len(pool.drop(0, leaders)) == 0
+    pool.let_go(leaders)
     assert pool.num_free == 19 - 2
-    pool.drop(0, leaders[:1])
+    pool.let_go(leaders[:1])
     assert pool.num_free == 19
     assert len(pool.plain_ids()) == 19
 
@@ -56,9 +56,9 @@ def test_units_without_content_are_plain_again_as_soon_as_nobody_holds_them() ->
 def test_cached_units_queue_up_and_the_least_recently_freed_goes_first() -> None:
     pool = make_pool(8)
     leaders = pool.take(0, 7)[0]
-    cache(pool, 0, leaders)
+    cache(pool, leaders)
     order = leaders[[3, 0, 6, 1, 2, 5, 4]]
-    pool.enqueue(pool.drop(0, order))
+    pool.let_go(order)
     assert pool.num_free == 7
     assert len(pool.plain_ids()) == 0
     assert [int(pool.take(0, 1)[0, 0]) for _ in range(7)] == order.tolist()
@@ -67,17 +67,17 @@ def test_cached_units_queue_up_and_the_least_recently_freed_goes_first() -> None
 def test_weak_units_go_before_strong_ones_freed_earlier() -> None:
     pool = make_pool(5)
     leaders = pool.take(0, 4)[0]
-    cache(pool, 0, leaders)
+    cache(pool, leaders)
     pool.strong[leaders[2:]] = False
-    pool.enqueue(pool.drop(0, leaders))
+    pool.let_go(leaders)
     assert pool.free_units().tolist() == leaders[[2, 3, 0, 1]].tolist()
 
 
 def test_promoted_units_go_with_the_strong_ones() -> None:
     pool = make_pool(5)
     leaders = pool.take(0, 4)[0]
-    cache(pool, 0, leaders, strong=False)
-    pool.enqueue(pool.drop(0, leaders))
+    cache(pool, leaders, strong=False)
+    pool.let_go(leaders)
     pool.promote(leaders[:2])
     assert pool.free_units().tolist() == leaders[[2, 3, 0, 1]].tolist()
     assert pool.num_free == 4
@@ -86,12 +86,12 @@ def test_promoted_units_go_with_the_strong_ones() -> None:
 def test_a_touched_unit_leaves_the_queue_and_comes_back_at_its_end() -> None:
     pool = make_pool(5)
     leaders = pool.take(0, 4)[0]
-    cache(pool, 0, leaders)
-    pool.enqueue(pool.drop(0, leaders))
+    cache(pool, leaders)
+    pool.let_go(leaders)
     pool.touch(0, leaders[:1])
     assert pool.num_free == 3
     assert pool.free_units().tolist() == leaders[1:].tolist()
-    pool.enqueue(pool.drop(0, leaders[:1]))
+    pool.let_go(leaders[:1])
     assert pool.free_units().tolist() == [*leaders[1:].tolist(), int(leaders[0])]
 
 
@@ -100,8 +100,8 @@ def test_evicting_one_id_turns_the_whole_unit_into_plain_ids() -> None:
     told: list[int] = []
     pool._listeners[0] = lambda leaders: told.extend(leaders.tolist())
     ids = pool.take(0, 2)
-    cache(pool, 0, ids[0])
-    pool.enqueue(pool.drop(0, ids[0]))
+    cache(pool, ids[0])
+    pool.let_go(ids[0])
     version = pool.version
     pool.take(1, 1)
     assert told == [int(ids[0, 0])]
@@ -114,10 +114,11 @@ def test_evicting_one_id_turns_the_whole_unit_into_plain_ids() -> None:
 def test_forgetting_a_held_unit_leaves_it_with_its_holder() -> None:
     pool = make_pool(4)
     leaders = pool.take(0, 2)[0]
-    cache(pool, 0, leaders)
+    cache(pool, leaders)
     pool.forget(0, leaders)
     assert pool.num_free == 1
-    assert len(pool.drop(0, leaders)) == 0
+    pool.let_go(leaders)
+    assert len(pool.free_units()) == 0
     assert pool.num_free == 3
 
 
@@ -125,13 +126,13 @@ def test_the_queue_survives_many_turns_of_its_ring() -> None:
     rng = np.random.default_rng(0)
     pool = make_pool(12)
     leaders = pool.take(0, 11)[0]
-    cache(pool, 0, leaders)
-    pool.enqueue(pool.drop(0, leaders))
+    cache(pool, leaders)
+    pool.let_go(leaders)
     order = leaders.tolist()
     for _ in range(500):
         chosen = rng.choice(leaders, rng.integers(1, 5), replace=False).astype(np.int32)
         pool.touch(0, chosen)
-        pool.enqueue(pool.drop(0, chosen))
+        pool.let_go(chosen)
         order = [leader for leader in order if leader not in chosen] + chosen.tolist()
         assert pool.free_units().tolist() == order
 
@@ -146,9 +147,9 @@ def test_nobody_is_told_of_an_eviction_of_nothing() -> None:
     pool = BlockPool(5)
     pool.register(1, lambda leaders: told.append(leaders.tolist()))
     leaders = pool.take(0, 4)[0]
-    pool.set_cached(0, leaders[:2], False, 0)
-    pool.set_cached(0, leaders[2:], True, 0)
-    pool.enqueue(pool.drop(0, leaders))
+    pool.set_cached(leaders[:2], False, 0)
+    pool.set_cached(leaders[2:], True, 0)
+    pool.let_go(leaders)
     # The queue that goes first now has only entries to skip.
     pool.touch(0, leaders[:2])
     pool.take(0, 1)

@@ -39,7 +39,7 @@ def forget_a_hash(cache: KVCacheManager) -> None:
 
 
 def leave_a_hash(cache: KVCacheManager) -> None:
-    cache.pool.cached_by[next(iter(cache.managers[0].index.units.values()))] = -1
+    cache.pool.cached[next(iter(cache.managers[0].index.units.values()))] = False
 
 
 @pytest.mark.parametrize(
