@@ -8,12 +8,15 @@ or two planes after another; a plane has the same number of words for every toke
   K bits`, as far as both reach; where one of them is longer, the rest of it is cut in two halves that share
   words in the same way. A token is `(head_size + head_size_v) / 2` words.
 - float32: a K plane of `head_size` words a token, then a V plane of `head_size_v`.
+- float8_e4m3fn, int8: a word is four elements, `V[i + D/2], V[i], K[i + D/2], K[i]` from the highest byte
+  down, and a token D/2 words; K and V are of one size. Their scales (see `quantised`), float32 each, come
+  after all heads: those of K, head after head and token after token, then those of V.
 
 A latent cache keeps one vector a token, whose first `head_size_v` elements are also its V. In bfloat16 the
 two halves of those share words, then the two halves of the rest; in float32 there is one plane.
 
 No word is lost between tokens, and no two tokens share a word. Heads are outermost, so `page_rows` can be
-sharded by KV head.
+sharded by KV head (each shard's page then holds the scales of its own heads).
 """
 
 from collections.abc import Sequence
@@ -24,9 +27,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.quantised import QUANTISED_DTYPES, numbers_of_byte, pack_bytes, quantise
+
 LANES = 128
 TILE_ROWS = 8
-DTYPES = ("bfloat16", "float32")
+DTYPES = ("bfloat16", "float32", *QUANTISED_DTYPES)
 
 
 class KeysValues(NamedTuple):
@@ -40,7 +45,7 @@ class KeysValues(NamedTuple):
 class AttentionPageLayout:
     """Shape of one layer's page. Hashable, so it can be a static argument of a jitted function.
 
-    `dtype` is "bfloat16" or "float32"; `page_rows` is the number of 128-word rows of every page of the pool,
+    `dtype` is one of DTYPES; `page_rows` is the number of 128-word rows of every page of the pool,
     a multiple of 8. `head_size_v` is V's size (None: `head_size`). `latent`: one vector of `head_size`
     elements a token, the first `head_size_v` of which are V. Raises ValueError for a value that is out of
     range, for sizes that are not whole words and for a page that is too small.
@@ -77,6 +82,11 @@ class AttentionPageLayout:
         size, size_v = self.head_size, self.value_size
         if self.latent and size_v > size:
             raise ValueError(f"head_size_v of a latent must be at most its head_size {size}, got {size_v}")
+        if self.is_quantised and (self.latent or size != size_v or size % 2):
+            raise ValueError(
+                f"pages of {self.dtype} hold K and V of one even size, "
+                f"got {'a latent of ' if self.latent else ''}{size} and {size_v}"
+            )
         if self.dtype != "bfloat16":
             return
         if self.latent and (size % 2 or size_v % 2):
@@ -117,15 +127,22 @@ class AttentionPageLayout:
         return self.head_size_v
 
     @property
+    def is_quantised(self) -> bool:
+        """Whether elements are 8 bits, with a scale for each token's K and V beside them."""
+        return self.dtype in QUANTISED_DTYPES
+
+    @property
     def token_words(self) -> tuple[int, ...]:
         """Words of one token in each plane of a head."""
+        if self.is_quantised:
+            return (self.head_size // 2, 1, 1)
         if self.dtype == "float32":
             return (self.head_size,) if self.latent else (self.head_size, self.value_size)
         return ((self.head_size if self.latent else self.head_size + self.value_size) // 2,)
 
     @property
     def planes(self) -> int:
-        """Planes a head has: 1 where K and V share words, 2 where each has its own."""
+        """Planes a head has: 1 where K and V share words, 2 where each has its own, 3 with scales."""
         return len(self.token_words)
 
     @property
@@ -138,9 +155,12 @@ class AttentionPageLayout:
         """Words of a page that hold K and V."""
         return self.num_kv_heads * self.head_words
 
-    def plane_start(self, plane: int) -> int:
-        """Words of a head before one of its planes. Token t begins `t * token_words[plane]` after it."""
-        return self.block_size * sum(self.token_words[:plane])
+    def first_word[N: (int, jax.Array)](self, head: N, plane: int) -> N:
+        """The first word of a head's plane; token t begins `t * token_words[plane]` after it."""
+        if not self.is_quantised:
+            return head * self.head_words + self.block_size * sum(self.token_words[:plane])
+        before = self.num_kv_heads * sum(self.token_words[:plane])
+        return (before + head * self.token_words[plane]) * self.block_size
 
     @property
     def rows_are_whole(self) -> bool:
@@ -152,6 +172,14 @@ class AttentionPageLayout:
 
         `k [T, Hkv, D]`, `v [T, Hkv, Dv]` of any float dtype; a latent has no `v`.
         """
+        if self.is_quantised:
+            assert v is not None  # no latents
+            halves, scales = [], []
+            for x in (k, v):
+                small = quantise(x, self.dtype)
+                halves += jnp.split(small.bits, 2, axis=-1)
+                scales.append(lax.bitcast_convert_type(small.scale, jnp.uint32))
+            return pack_bytes((halves[0], halves[1], halves[2], halves[3])), *scales
         elements = k if v is None else jnp.concatenate([k, v], axis=-1)
         if self.dtype == "float32":
             words = lax.bitcast_convert_type(elements.astype(jnp.float32), jnp.uint32)
@@ -164,11 +192,16 @@ class AttentionPageLayout:
         """The float32 numbers in words of each plane, of any shape: `join` makes K and V of them."""
         if self.dtype == "float32":
             return tuple(float_of(words) for words in planes)
+        if self.is_quantised:
+            numbers = (numbers_of_byte(planes[0], byte, self.dtype) for byte in range(4))
+            return *numbers, float_of(planes[1]), float_of(planes[2])
         return unpack_pair(planes[0])
 
     @property
     def strip_sizes(self) -> tuple[int, ...]:
         """Numbers of one token in each strip."""
+        if self.is_quantised:
+            return (self.head_size // 2,) * 4 + (1, 1)
         return self.token_words if self.dtype == "float32" else self.token_words * 2
 
     @property
@@ -176,6 +209,8 @@ class AttentionPageLayout:
         """Of each strip: whether some of its numbers are V's."""
         if self.latent:
             return (True,) * len(self.strip_sizes)
+        if self.is_quantised:
+            return (False, False, True, True, False, True)
         return (self.dtype != "float32" and self.value_size > self.head_size, True)
 
     def join(self, strips: Sequence[jax.Array]) -> KeysValues:
@@ -183,6 +218,9 @@ class AttentionPageLayout:
         if self.dtype == "float32":
             keys = strips[0]
             return KeysValues(keys, keys[..., : self.value_size] if self.latent else strips[1])
+        if self.is_quantised:
+            keys, values = jnp.concatenate(strips[:2], axis=-1), jnp.concatenate(strips[2:4], axis=-1)
+            return KeysValues(keys * strips[4], values * strips[5])
         if not self.latent and self.head_size == self.value_size:
             return KeysValues(*strips)
         pieces: list[tuple[int, jax.Array]] = []
@@ -200,13 +238,14 @@ class AttentionPageLayout:
     def unpack_page(self, words: jax.Array) -> KeysValues:
         """K and V of pages `uint32[..., page_rows, 128]`, float32 `[..., Hkv, block_size, D or Dv]`."""
         lead = words.shape[:-2]
-        flat = words.reshape(*lead, self.page_rows * LANES)[..., : self.used_words]
-        heads = flat.reshape(*lead, self.num_kv_heads, self.head_words)
+        flat = words.reshape(*lead, self.page_rows * LANES)
         planes = []
         for plane, size in enumerate(self.token_words):
-            start = self.plane_start(plane)
-            of_plane = heads[..., start : start + self.block_size * size]
-            planes.append(of_plane.reshape(*of_plane.shape[:-1], self.block_size, size))
+            starts = (self.first_word(head, plane) for head in range(self.num_kv_heads))
+            of_heads = [flat[..., start : start + self.block_size * size] for start in starts]
+            planes.append(
+                jnp.stack(of_heads, axis=-2).reshape(*lead, self.num_kv_heads, self.block_size, size)
+            )
         return self.join(self.strips(planes))
 
     @property

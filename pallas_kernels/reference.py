@@ -77,6 +77,6 @@ def write_kv_reference(
     token = (batch.positions % layout.block_size)[:, None, None]
     for plane, words in enumerate(layout.pack_tokens(k, v)):
         size = words.shape[2]
-        word = head * layout.head_words + layout.plane_start(plane) + token * size + jnp.arange(size)
+        word = layout.first_word(head, plane) + token * size + jnp.arange(size)
         pages = pages.at[page[:, None, None], word // LANES, word % LANES].set(words, mode="drop")
     return pages

@@ -82,10 +82,11 @@ def _gather_plane(
 ) -> jax.Array:
     """Words of one plane of every head: `uint32[Hkv, N, ...]`, the plane's words in the axes after N."""
     words = layout.block_size * layout.token_words[plane]
-    start = jnp.arange(layout.num_kv_heads, dtype=jnp.int32) * layout.head_words + layout.plane_start(plane)
-    if all(layout.block_size * size % LANES == 0 for size in layout.token_words):
+    starts = [layout.first_word(head, plane) for head in range(layout.num_kv_heads)]
+    start = jnp.array(starts, jnp.int32)
+    if words % LANES == 0 and all(first % LANES == 0 for first in starts):
         operand, start, window = pages, start // LANES, (words // LANES, LANES)
-    else:  # tiny heads: a plane is not whole rows
+    else:  # tiny heads, scales of short blocks: a plane is not whole rows
         operand, window = pages.reshape(pages.shape[0], layout.page_rows * LANES), (words,)
     where = jnp.stack(jnp.broadcast_arrays(page_ids[None, :], start[:, None]), axis=-1)
     return lax.gather(

@@ -38,7 +38,7 @@ def write_kv_xla(
             piece = lax.dynamic_slice_in_dim(words, token, 1)
             window = (max(size // LANES, 1), min(size, LANES)) if in_rows else (size,)
             for head in range(layout.num_kv_heads):
-                word = head * layout.head_words + layout.plane_start(plane) + slot[token] * size
+                word = layout.first_word(head, plane) + slot[token] * size
                 in_row = 0 if layout.rows_are_whole else word % LANES
                 at = (page[token], word // LANES, in_row) if in_rows else (page[token], word)
                 pool = lax.dynamic_update_slice(pool, piece[:, head].reshape(1, *window), at)

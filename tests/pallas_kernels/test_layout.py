@@ -96,7 +96,7 @@ def test_the_smallest_page_is_a_whole_tile():
     [
         ({"block_size": 0}, "block_size must be a positive int, got 0"),
         ({"head_size": 1.5}, "head_size must be a positive int, got 1.5"),
-        ({"dtype": "int8"}, "dtype must be one of .* got 'int8'"),
+        ({"dtype": "int4"}, "dtype must be one of .* got 'int4'"),
         ({"head_size_v": 0}, "head_size_v must be a positive int, got 0"),
         ({"head_size_v": 31, "dtype": "bfloat16"}, r"head_size \+ head_size_v must be even, got 32 \+ 31"),
         ({"head_size_v": 40, "latent": True}, "at most its head_size 32, got 40"),
