@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkv.errors import JaxkvError
-from jaxkv.pool import Units
+from jaxkv.pool import Units, by_end
 
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
@@ -63,12 +63,7 @@ class EvictionPolicy:
         """intp[n]: the units that a request gives up in the order in which they are to go. They are given
         by manager, the last ones first.
         """
-        if len(freed) == 1:
-            return freed[0].leaders
-        leaders = np.concatenate([units.leaders for units in freed])
-        ends = np.concatenate([units.ends for units in freed])
-        # Stable: of equal ends the first manager's go first.
-        return leaders[(-ends).argsort(kind="stable")]
+        return by_end(freed)
 
     def level(self, cache: "KVCacheManager", row: int) -> int:
         """The queue that the wanted units of a row join."""

@@ -34,4 +34,6 @@ def free_row(cache: "KVCacheManager", row: int) -> None:
     hit; interleaved by position, the hit only gets shorter.
     """
     pool, level = cache.pool, cache.eviction.level(cache, row)
-    pool.let_go(cache.eviction.order([manager.close_row(row) for manager in cache.managers]), level)
+    freed = [manager.close_row(row) for manager in cache.managers]
+    num_ids = sum(len(units.leaders) * width for units, width in zip(freed, pool.widths, strict=True))
+    pool.let_go(cache.eviction.order(freed), level, num_ids)

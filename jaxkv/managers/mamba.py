@@ -100,16 +100,13 @@ class MambaManager(Manager):
             self.limit[row] = span.computed
 
     def close_row(self, row: int) -> Units:
-        units = self._positions(row)
-        scratch = self._speculative.pop(row, NO_UNITS).tolist()
+        units = self._positions(row)[::-1]
+        if row in self._speculative:
+            scratch = self._speculative.pop(row).tolist()
+            units = [*((NEVER, leader) for leader in reversed(scratch)), *units]
         self._checkpoints.pop(row, None)
         self.current[row] = self.previous[row] = NO_STATE
-        leaders = [leader for _, leader in reversed(units)]
-        positions = [position for position, _ in reversed(units)]
-        return Units(
-            np.array([*scratch[::-1], *leaders], np.intp),
-            np.array([*[NEVER] * len(scratch), *positions], np.int64),
-        )
+        return Units(np.array([leader for _, leader in units], np.intp), [end for end, _ in units])
 
     def units_of(self, row: int) -> NDArray[np.int32]:
         states = np.array([leader for _, leader in self._positions(row)], np.int32)
@@ -254,7 +251,7 @@ class MambaManager(Manager):
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
         leader = self.index.units.get(hashes[boundary // self.context.hash_block_size - 1])
         if leader is not None:
-            self.pool.promote_one(leader)
+            self.pool.promote(leader)
 
     def capacity(self, row: int) -> int:
         return int(self.limit[row])

@@ -89,7 +89,7 @@ class PositionalManager(Manager):
         first, n, size = int(self.first_block[row]), int(self.count[row]), self.block_size
         leaders = self.ids[0, row, :n][::-1].astype(np.intp)
         self.count[row] = 0
-        return Units(leaders, np.arange((first + n) * size, first * size, -size))
+        return Units(leaders, range((first + n) * size, first * size, -size))
 
     def units_of(self, row: int) -> NDArray[np.int32]:
         return self.ids[0, row, : self.count[row]]
@@ -251,8 +251,9 @@ class PositionalManager(Manager):
         low = max(self.first_needed(boundary) // self.block_size, first)
         high = min(boundary // self.block_size, int(self.cached[row]))
         if high > low:
-            leaders = self.ids[0, row, low - first : high - first]
-            self.pool.promote(leaders[self.pool.cached[leaders]])
+            leaders = self.ids[0, row, low - first : high - first].astype(np.intp)
+            # The row holds them, so they are in no queue.
+            self.pool.strong[leaders[self.pool.cached[leaders]]] = True
 
     def capacity(self, row: int) -> int:
         return (int(self.first_block[row]) + int(self.count[row])) * self.block_size

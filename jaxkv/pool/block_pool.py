@@ -12,7 +12,6 @@ without the difference, and may have strong units wait longer in queues of highe
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,13 +40,6 @@ EvictionListener = Callable[[NDArray[np.integer]], None]
 """Told which units (leaders, all of one manager) lose their content, before it happens."""
 
 
-class Units(NamedTuple):
-    """Different units: intp[n] leaders, and the token position where each ends, int64[n]."""
-
-    leaders: NDArray[np.intp]
-    ends: NDArray[np.int64]
-
-
 class BlockPool:
     """Who holds which id.
 
@@ -59,6 +51,7 @@ class BlockPool:
     hash_of: object[num_blocks], the hash (bytes) of each cached unit, by leader; None for all others.
     num_free: ids that can be taken at once, cached ones included.
     credits: by level, how many more units must be freed before one of that level goes.
+    widths: by manager, ids of a unit.
     version: grows whenever a unit loses its content, so that a look-up's answer can be known to be stale.
     """
 
@@ -86,17 +79,17 @@ class BlockPool:
         self.credits = [0] * num_levels
         self._members: list[NDArray[np.int32] | None] = []
         self._new_words: list[NDArray[np.int64]] = []
-        self._widths: list[int] = []
+        self.widths: list[int] = []
         self._width_array: NDArray[np.int64] = np.empty(0, np.int64)
         self._are_wide = False
         self._listeners: list[EvictionListener] = []
 
     def register(self, width: int, on_evict: EvictionListener) -> int:
         """Adds a manager whose units have `width` ids; returns its number."""
-        number = len(self._widths)
-        self._widths.append(width)
-        self._width_array = np.array(self._widths, np.int64)
-        self._are_wide = max(self._widths) > 1
+        number = len(self.widths)
+        self.widths.append(width)
+        self._width_array = np.array(self.widths, np.int64)
+        self._are_wide = max(self.widths) > 1
         self._members.append(np.full((self.num_blocks, width), 0, np.int32) if width > 1 else None)
         self._new_words.append(np.array(HOLDER + number))
         self._listeners.append(on_evict)
@@ -112,7 +105,7 @@ class BlockPool:
 
         The caller has made sure that num_units * width <= num_free.
         """
-        width = self._widths[manager]
+        width = self.widths[manager]
         needed = num_units * width
         if needed > self._num_plain:
             self._evict(needed - self._num_plain)
@@ -129,7 +122,7 @@ class BlockPool:
 
     def take_unit(self, manager: int) -> NDArray[np.intp]:
         """`take` of one unit: its ids, intp[width]."""
-        width = self._widths[manager]
+        width = self.widths[manager]
         if width > self._num_plain:
             self._evict(width - self._num_plain)
         stop = self._num_plain
@@ -172,13 +165,14 @@ class BlockPool:
         self._words[leaders] = words
         if len(freed):
             self._places[freed] = LruQueue.NOWHERE
-            self.num_free -= len(freed) * self._widths[manager]
+            self.num_free -= len(freed) * self.widths[manager]
 
-    def let_go(self, leaders: NDArray[np.integer], level: int = 0) -> None:
+    def let_go(self, leaders: NDArray[np.integer], level: int = 0, num_ids: int | None = None) -> None:
         """One holder less for each of int[n] different units, of any managers.
 
         Of those that nobody holds any more the ones without content become plain ids, and the others join the
-        free queues: the first given goes first. level: of the strong ones.
+        free queues: the first given goes first. level: of the strong ones. num_ids: of all these units, where
+        the caller knows it.
         """
         leaders = _as_index(leaders)
         if not len(leaders):
@@ -188,18 +182,15 @@ class BlockPool:
         self._words[leaders] = words
         if np.maximum.reduce(words) >= _HOLDER:
             free = words < HOLDER
-            leaders, words = leaders[free], words[free]
+            leaders, words, num_ids = leaders[free], words[free], None
             if not len(leaders):
                 return
-        if self._are_wide:
-            self.num_free += int(np.add.reduce(self._width_array[self.owner[leaders]]))
-        else:
-            self.num_free += len(leaders)
+        if num_ids is None:
+            num_ids = int(self._width_array[self.owner[leaders]].sum()) if self._are_wide else len(leaders)
+        self.num_free += num_ids
         lowest = np.minimum.reduce(words)
         if lowest < _CACHED:
-            cached = words >= CACHED
-            self._push_plain(leaders[~cached])
-            leaders, words = leaders[cached], words[cached]
+            leaders, words = self._split_plain(leaders, words)
             if not len(leaders):
                 return
             lowest = np.minimum.reduce(words)
@@ -213,29 +204,33 @@ class BlockPool:
                 return
         self._levels[level].push(leaders, time)
 
+    def _split_plain(
+        self, leaders: NDArray[np.intp], words: NDArray[np.int64]
+    ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
+        """Those of the free units without content become plain ids; returns the others and their words."""
+        cached = words >= CACHED
+        num_plain = len(cached) - int(np.count_nonzero(cached))
+        if cached[:num_plain].any():
+            self._push_plain(leaders[~cached])
+            return leaders[cached], words[cached]
+        # Usually what a request has not filled comes first.
+        self._push_plain(leaders[:num_plain])
+        return leaders[num_plain:], words[num_plain:]
+
     def let_go_one(self, leader: int) -> None:
         """`let_go` of one unit."""
         refs = self.refs[leader] - 1
         self.refs[leader] = refs
         if refs:
             return
-        self.num_free += self._widths[self.owner[leader]]
+        self.num_free += self.widths[self.owner[leader]]
         if self.cached[leader]:
             self._enqueue_one(leader)
         else:
             self._push_plain_one(leader)
 
-    def promote(self, leaders: NDArray[np.integer]) -> None:
-        """Makes cached units strong; free ones move to the end of the strong queue."""
-        weak = leaders[~self.strong[leaders]]
-        self.strong[weak] = True
-        free = weak[self.refs[weak] == 0]
-        if len(free):
-            self._levels[0].push(free, self._time)
-            self._time += len(free)
-
-    def promote_one(self, leader: int) -> None:
-        """`promote` of one unit."""
+    def promote(self, leader: int) -> None:
+        """Makes a cached unit strong; a free one moves to the end of the strong queue."""
         if not self.strong[leader]:
             self.strong[leader] = True
             if not self.refs[leader]:
@@ -306,7 +301,7 @@ class BlockPool:
         """`_push_plain` of one unit."""
         manager = self.owner[leader]
         members, first = self._members[manager], self._num_plain
-        self._num_plain += self._widths[manager]
+        self._num_plain += self.widths[manager]
         self._plain[first : self._num_plain] = leader if members is None else members[leader]
 
     def _evict(self, num_ids: int) -> None:
@@ -335,7 +330,7 @@ class BlockPool:
         if not len(leaders):
             return
         by_manager = [(0, leaders)]
-        if len(self._widths) > 1:
+        if len(self.widths) > 1:
             owners = self.owner[leaders]
             if self._are_wide:
                 reached = self._width_array[owners].cumsum()

@@ -78,7 +78,8 @@ def test_promoted_units_go_with_the_strong_ones() -> None:
     leaders = pool.take(0, 4)[0]
     cache(pool, leaders, strong=False)
     pool.let_go(leaders)
-    pool.promote(leaders[:2])
+    for leader in leaders[:2].tolist():
+        pool.promote(leader)
     assert pool.free_units().tolist() == leaders[[2, 3, 0, 1]].tolist()
     assert pool.num_free == 4
 
