@@ -7,8 +7,11 @@ import pytest
 
 from jaxkv import LLM, JaxkvError, SamplingParams
 from jaxkv.cli import main
+from jaxkv.engine.cache_layout import cache_layout
+from jaxkv.kv_cache_dtype import KV_CACHE_DTYPES
 from jaxkv.planning import PlanConfig, make_plan
-from jaxkv.specs import MambaSpec
+from jaxkv.specs import KVCacheSpec, MambaSpec
+from pallas_kernels import AttentionPageLayout
 from tests.engine.serving import load_script
 
 PROMPT = list(range(5, 25))
@@ -100,6 +103,50 @@ def test_the_command_plans_what_the_engine_allocates(
         (group["layer_names"], group["block_size"], group["page_size_bytes"], group["blocks_per_state"])
         for group in planned["groups"]
     ]
+
+
+@pytest.mark.parametrize("policy", ["split", "unified"])
+@pytest.mark.parametrize(("family", "kept"), [("gemma3", "fp8"), ("gemma3", "bfloat16"), ("jamba", "int8")])
+def test_the_command_plans_keys_and_values_as_the_engine_keeps_them(
+    family: str, kept: str, policy: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Recurrent states keep their dtypes; pages hold what the layout needs and no more than the plan says."""
+    folder = write_tiny(family, tmp_path / "model")
+    llm = LLM(
+        str(folder),
+        dtype="float32",
+        kv_cache_dtype=kept,
+        policy=policy,
+        memory="2MiB",
+        max_model_len=64,
+        max_num_seqs=1,
+        max_num_batched_tokens=32,
+        warm_up=False,
+    )
+    options = f"--dtype float32 --kv-cache-dtype {kept} --policy {policy} --memory 2MiB --max-model-len 64"
+    serving = "--max-num-seqs 1 --max-num-batched-tokens 32"
+    assert main(["plan", str(folder), "--json", *options.split(), *serving.split()]) == 0
+    planned = json.loads(capsys.readouterr().out)
+    assert llm.engine.runner.pages.nbytes == planned["pool_bytes"]
+    assert [group.spec.page_size_bytes for group in llm.plan.groups] == [
+        group["page_size_bytes"] for group in planned["groups"]
+    ]
+    assert state_dtypes(llm) <= {"float32"}
+    layout = cache_layout(llm.plan)
+    for name, spec in specs_by_layer(llm).items():
+        page = layout.place(name).layout
+        if isinstance(page, AttentionPageLayout):
+            assert page.used_words * 4 == spec.unpadded_page_size_bytes
+            assert page.dtype == KV_CACHE_DTYPES[kept]
+
+
+def specs_by_layer(llm: LLM) -> dict[str, KVCacheSpec]:
+    """What each layer keeps, as planned."""
+    return {
+        name: group.spec_of(index)
+        for group in llm.plan.groups
+        for index, name in enumerate(group.layer_names)
+    }
 
 
 def test_a_config_names_the_dtype_of_states(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
