@@ -1,7 +1,7 @@
 """The shapes at which `check_kernels.py` looks at the recurrent TPU kernels: published models' layers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -64,6 +64,7 @@ LAYERS = {
     "nemotron-3-nano": Layer(kernel="ssd", conv=(6144, 3), state=(64, 64, 128), key_heads=8),
     "granite-4.0-h-small": Layer(kernel="ssd", conv=(8448, 3), state=(128, 64, 128), key_heads=1),
     "qwen3-next-80b": Layer(kernel="gated_delta_rule", conv=(8192, 3), state=(32, 128, 128), key_heads=16),
+    "qwen3-next-80b/4": Layer(kernel="gated_delta_rule", conv=(2048, 3), state=(8, 128, 128), key_heads=4),
 }
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "causal_conv1d": causal_conv1d,
@@ -75,18 +76,19 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class RecurrentCase:
-    """64 sequences with a token each, or (`prefill`) 8 with 256 tokens and two checkpoints each."""
+    """`sequences` with `new` tokens each, of which `kept` states inside are kept."""
 
     kernel: str
     layer: Layer
-    prefill: bool = False
+    sequences: int = 64
+    new: int = 1
+    kept: int = 0
     quick: bool = False
 
     def build(self) -> Built:
         """The whole operation, its tables full and shuffled."""
-        rows, new, kept = (8, 256, 2) if self.prefill else (64, 1, 0)
+        rows, new, kept, layer = self.sequences, self.new, self.kept, self.layer
         tokens = rows * new
-        layer = self.layer
         layout = StateLayout(
             shapes=(layer.conv, layer.state), dtypes=("bfloat16", "float32"), page_rows=PAGE_ROWS
         )
@@ -96,9 +98,9 @@ class RecurrentCase:
             seq_ids=_ints(np.repeat(np.arange(rows), new)),
             query_starts=_ints(np.arange(rows + 1) * new),
             seq_lens=_ints(before + new),
-            num_decodes=_ints(0 if self.prefill else rows),
+            num_decodes=_ints(rows if new == 1 else 0),
             num_seqs=_ints(rows),
-            decode_only=not self.prefill,
+            decode_only=new == 1,
         )
         num_pages = POOL_BYTES // (PAGE_ROWS * 512)
         ids = np.random.default_rng(0).permutation(np.arange(1, num_pages))
@@ -125,12 +127,19 @@ class RecurrentCase:
         return Built(call, (pages, inputs, batch, table), 0)
 
 
-RECURRENT_CASES: dict[str, RecurrentCase] = {}
-for _model, _layer in LAYERS.items():
-    _decode = RecurrentCase(kernel=_layer.kernel, layer=_layer, quick=_model != "granite-4.0-h-small")
-    RECURRENT_CASES[f"{_model} decode"] = _decode
-    RECURRENT_CASES[f"{_model} prefill"] = replace(_decode, prefill=True, quick=False)
-for _prefill in (False, True):
-    RECURRENT_CASES[f"qwen3-next-80b conv {'prefill' if _prefill else 'decode'}"] = RecurrentCase(
-        kernel="causal_conv1d", layer=LAYERS["qwen3-next-80b"], prefill=_prefill, quick=not _prefill
+_STEPS: dict[str, dict[str, int]] = {
+    "decode": {},
+    "prefill": {"sequences": 1, "new": 2048},
+    "prefill with checkpoints": {"sequences": 8, "new": 256, "kept": 2},
+}
+RECURRENT_CASES = {
+    f"{model} {conv}{step}": RecurrentCase(
+        kernel="causal_conv1d" if conv else layer.kernel,
+        layer=layer,
+        quick=step == "decode" and model != "granite-4.0-h-small",
+        **sizes,
     )
+    for model, layer in LAYERS.items()
+    for conv in ("conv ", "")
+    for step, sizes in _STEPS.items()
+}

@@ -1,8 +1,8 @@
-"""Decodes on a TPU: one slab of one sequence's state after another, in and out of VMEM in two buffers each.
+"""Decodes on a TPU: one slab of one sequence's state after another, in and out of VMEM in three buffers each.
 
 read     [s0][s1][s2]
-compute      [s0][s1][s2]
-write            [s0][s1][s2]
+compute          [s0][s1][s2]
+write                [s0][s1][s2]
 """
 
 from collections.abc import Callable
@@ -19,6 +19,9 @@ from pallas_kernels.layout import LANES
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
 from pallas_kernels.recurrent.tpu.slabs import SlabPlan, StatePages, state_pages
+
+BUFFERS = 3
+"""Slabs in flight each way. With two, a chip that computes faster than it reads waits for a copy's latency."""
 
 
 class Operand(NamedTuple):
@@ -86,7 +89,7 @@ class DecodeLoop:
             return operand.spec(at)
 
         anywhere = pl.BlockSpec(memory_space=pl.ANY)
-        buffer = pltpu.VMEM((2, plan.rows, LANES), jnp.uint32)
+        buffer = pltpu.VMEM((BUFFERS, plan.rows, LANES), jnp.uint32)
         out, pages = pl.pallas_call(
             lambda *refs: self._kernel(plan, kept, len(operands), *refs),
             grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -97,8 +100,8 @@ class DecodeLoop:
                 scratch_shapes=[
                     buffer,
                     buffer,
-                    pltpu.SemaphoreType.DMA((2,)),
-                    pltpu.SemaphoreType.DMA((2,)),
+                    pltpu.SemaphoreType.DMA((BUFFERS,)),
+                    pltpu.SemaphoreType.DMA((BUFFERS,)),
                 ],
             ),
             out_shape=[
@@ -106,7 +109,9 @@ class DecodeLoop:
                 jax.ShapeDtypeStruct(pages.shape, pages.dtype),
             ],
             input_output_aliases={len(scalars) + len(operands): 1},
-            compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary",)),
+            compiler_params=pltpu.CompilerParams(
+                dimension_semantics=("arbitrary",), disable_bounds_checks=True
+            ),
             interpret=interpret,
             name=self.name,
         )(*scalars, *(operand.array for operand in operands), pages)
@@ -122,52 +127,56 @@ class DecodeLoop:
         operand_refs, (_, out_ref, pages_ref, *scratch) = refs[:num_operands], refs[num_operands:]
         read_buffers, write_buffers, read_semaphores, write_semaphores = scratch
         step, num_live = pl.program_id(0), num_live_ref[0]
-        slot = step % 2
 
         def at(step):
             return step // self.num_slabs, step % self.num_slabs
 
-        def fetch(step, slot):
+        def fetch(step):
+            slot = step % BUFFERS
             plan.start(
                 pages_ref, reads, *at(step), read_buffers.at[slot], read_semaphores.at[slot], to_pool=False
             )
 
-        def wait_for_write(step, slot):
-            plan.wait(
-                pages_ref, writes, *at(step), write_buffers.at[slot], write_semaphores.at[slot], to_pool=True
-            )
+        def wait_for_write(step):
+            slot = step % BUFFERS
+            plan.wait(writes, at(step)[0], write_buffers.at[slot], write_semaphores.at[slot])
 
-        @pl.when((step == 0) & (num_live > 0))
+        @pl.when(step == 0)
         def _():
-            fetch(0, 0)
+            for ahead in range(BUFFERS - 1):
 
-        @pl.when(step + 1 < num_live)
+                @pl.when(ahead < num_live)
+                def _(ahead=ahead):
+                    fetch(ahead)
+
+        @pl.when(step + BUFFERS - 1 < num_live)
         def _():
-            fetch(step + 1, 1 - slot)
+            fetch(step + BUFFERS - 1)
 
         @pl.when(step < num_live)
         def _():
+            slot = step % BUFFERS
             in_buffer, out_buffer = read_buffers.at[slot], write_buffers.at[slot]
-            plan.wait(pages_ref, reads, *at(step), in_buffer, read_semaphores.at[slot], to_pool=False)
+            plan.wait(reads, at(step)[0], in_buffer, read_semaphores.at[slot])
             plan.clear(reads, at(step)[0], in_buffer)
 
-            @pl.when(step >= 2)
+            @pl.when(step >= BUFFERS)
             def _():
-                wait_for_write(step - 2, slot)
+                wait_for_write(step - BUFFERS)
 
             self.compute(in_buffer, out_buffer, operand_refs, out_ref)
             for index in range(kept):
                 assert checkpoints is not None
                 state = at(step)[0] * kept + index
-                place = (pages_ref, checkpoints, state, at(step)[1], out_buffer, write_semaphores.at[slot])
-                plan.start(*place, to_pool=True)
-                plan.wait(*place, to_pool=True)
+                semaphore = write_semaphores.at[slot]
+                plan.start(pages_ref, checkpoints, state, at(step)[1], out_buffer, semaphore, to_pool=True)
+                plan.wait(checkpoints, state, out_buffer, semaphore)
             plan.start(pages_ref, writes, *at(step), out_buffer, write_semaphores.at[slot], to_pool=True)
 
         @pl.when(step + 1 == num_live)
         def _():
-            @pl.when(step >= 1)
-            def _():
-                wait_for_write(step - 1, 1 - slot)
+            for behind in reversed(range(BUFFERS)):
 
-            wait_for_write(step, slot)
+                @pl.when(step >= behind)
+                def _(behind=behind):
+                    wait_for_write(step - behind)

@@ -147,9 +147,7 @@ def _decode(
     num_slabs, keys = sizes.blocks // slab, sizes.keys(slab)
     per_key = max(sizes.sharing // slab, 1)
 
-    def key_operand(value: jax.Array) -> Operand:
-        array = first_rows(value, rows).reshape(rows, -1, keys, sizes.size)
-        return Operand(array, (1, 1, keys, sizes.size), lambda seq, slab: (seq, slab // per_key, 0, 0))
+    both = [first_rows(x, rows).reshape(rows, -1, keys, sizes.size) for x in (tokens.q, tokens.k)]
 
     def channel_operand(value: jax.Array) -> Operand:
         array = value.reshape(rows, num_slabs, slab, LANES)
@@ -157,8 +155,11 @@ def _decode(
 
     values = channel_operand(first_rows(tokens.v, rows))
     operands = [
-        key_operand(tokens.q),
-        key_operand(tokens.k),
+        Operand(
+            jnp.concatenate(both, axis=2),
+            (1, 1, 2 * keys, sizes.size),
+            lambda seq, slab: (seq, slab // per_key, 0, 0),
+        ),
         values,
         channel_operand(sizes.wide(jnp.exp(first_rows(tokens.logs, rows)))),
     ]

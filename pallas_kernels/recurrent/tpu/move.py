@@ -29,6 +29,7 @@ def take(pages: jax.Array, states: StatePages, place: StatePlace, *, interpret: 
             scratch_shapes=[pltpu.SemaphoreType.DMA(())],
         ),
         out_shape=jax.ShapeDtypeStruct((count, plan.rows, LANES), jnp.uint32),
+        compiler_params=pltpu.CompilerParams(disable_bounds_checks=True),
         interpret=interpret,
         name="take_states",
     )(*states, pages)
@@ -52,6 +53,7 @@ def put(
         ),
         out_shape=jax.ShapeDtypeStruct(pages.shape, pages.dtype),
         input_output_aliases={3: 0},
+        compiler_params=pltpu.CompilerParams(disable_bounds_checks=True),
         interpret=interpret,
         name="put_states",
     )(*states, words.reshape(-1, plan.rows, LANES), pages)
@@ -66,8 +68,8 @@ def _kernel(plan: SlabPlan, to_pool: bool, ids_ref, live_ref, source_ref, *refs)
     def walk(act) -> None:
         lax.fori_loop(0, words_ref.shape[0], lambda state, _: act(state), None)
 
-    def place(state):
-        return pages_ref, states, state, 0, words_ref.at[state], semaphore
+    def start(state):
+        plan.start(pages_ref, states, state, 0, words_ref.at[state], semaphore, to_pool=to_pool)
 
-    walk(lambda state: plan.start(*place(state), to_pool=to_pool))
-    walk(lambda state: plan.wait(*place(state), to_pool=to_pool))
+    walk(start)
+    walk(lambda state: plan.wait(states, state, words_ref.at[state], semaphore))

@@ -94,7 +94,9 @@ class PrefillLoop:
                 jax.ShapeDtypeStruct(pages.shape, pages.dtype),
             ],
             input_output_aliases={len(scalars) + len(operands): 1},
-            compiler_params=pltpu.CompilerParams(dimension_semantics=("arbitrary", "arbitrary")),
+            compiler_params=pltpu.CompilerParams(
+                dimension_semantics=("arbitrary", "arbitrary"), disable_bounds_checks=True
+            ),
             interpret=interpret,
             name=self.name,
         )(*scalars, *(operand.array for operand in operands), pages)
@@ -114,7 +116,7 @@ class PrefillLoop:
         def store(states, state):
             self.pack(state_ref, words)
             plan.start(pages_ref, states, state, slab, words, semaphore, to_pool=True)
-            plan.wait(pages_ref, states, state, slab, words, semaphore, to_pool=True)
+            plan.wait(states, state, words, semaphore)
 
         @pl.when(chunk < num_live_ref[0])
         def _():
@@ -123,7 +125,7 @@ class PrefillLoop:
             @pl.when(opens_ref[chunk] == 1)
             def _():
                 plan.start(pages_ref, reads, seq, slab, words, semaphore, to_pool=False)
-                plan.wait(pages_ref, reads, seq, slab, words, semaphore, to_pool=False)
+                plan.wait(reads, seq, words, semaphore)
                 plan.clear(reads, seq, words)
                 self.unpack(words, state_ref)
 

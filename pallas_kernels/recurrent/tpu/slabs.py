@@ -13,6 +13,9 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.layout import LANES, float_of, unpack_pair
 from pallas_kernels.recurrent.state_place import StatePlace
 
+TOGETHER = 16
+"""Copies that are started one after the other without a loop."""
+
 
 class StatePages(NamedTuple):
     """States in SMEM, int32: state i has pages `ids[i * num_pages + k]` and is real where `live[i]` is 1."""
@@ -54,24 +57,36 @@ class SlabPlan:
     def _copy(self, index, pages_ref, states, state, slab, buffer, semaphore, to_pool):
         """The copy of piece number `index` of a slab."""
         ids_ref, _ = states
-        row = self.first_row + slab * self.rows + index * self.piece
-        page = ids_ref[state * self.num_pages + row // self.page_rows]
-        in_page = pages_ref.at[page, pl.ds(row % self.page_rows, self.piece)]
-        here = buffer.at[pl.ds(pl.multiple_of(index * self.piece, self.piece), self.piece)]
+        row = self.first_row + index * self.piece
+        page, in_slab = state * self.num_pages, slab * self.rows
+        if self.rows % self.page_rows == 0:
+            page += row // self.page_rows + slab * (self.rows // self.page_rows)
+        else:
+            row += in_slab
+            page += row // self.page_rows
+        in_page = pages_ref.at[ids_ref[page], pl.ds(row % self.page_rows, self.piece)]
+        here = buffer.at[pl.ds(index * self.piece, self.piece)]
         source, target = (here, in_page) if to_pool else (in_page, here)
         return pltpu.make_async_copy(source, target, semaphore)
-
-    def _each(self, act) -> None:
-        lax.fori_loop(0, self.rows // self.piece, lambda index, _: act(index), None)
 
     def start(self, pages_ref, states, state, slab, buffer, semaphore, *, to_pool: bool) -> None:
         """Starts the copies of a slab into `buffer` `[rows, 128]`, or of it into the pool, if it is real."""
 
+        def some(turn, _):
+            for index in range(together):
+                self._copy(
+                    turn * together + index, pages_ref, states, state, slab, buffer, semaphore, to_pool
+                ).start()
+
+        pieces = self.rows // self.piece
+        together = gcd(pieces, TOGETHER)
+
         @pl.when(states.live[state] == 1)
         def _():
-            self._each(
-                lambda i: self._copy(i, pages_ref, states, state, slab, buffer, semaphore, to_pool).start()
-            )
+            if pieces == together:
+                some(0, None)
+            else:
+                lax.fori_loop(0, pieces // together, some, None)
 
     def clear(self, states, state, buffer) -> None:
         """Zeroes `buffer` for a state that is not real."""
@@ -80,14 +95,12 @@ class SlabPlan:
         def _():
             buffer[...] = jnp.zeros_like(buffer)
 
-    def wait(self, pages_ref, states, state, slab, buffer, semaphore, *, to_pool: bool) -> None:
-        """Waits for what `start` has started."""
+    def wait(self, states, state, buffer, semaphore) -> None:
+        """Waits for what `start` has started: a wait counts bytes, so one does for all pieces."""
 
         @pl.when(states.live[state] == 1)
         def _():
-            self._each(
-                lambda i: self._copy(i, pages_ref, states, state, slab, buffer, semaphore, to_pool).wait()
-            )
+            pltpu.make_async_copy(buffer, buffer, semaphore).wait()
 
 
 def unpack_rows(words, packed: bool, half: int) -> jax.Array:
