@@ -138,9 +138,10 @@ class KVCacheManager:
         self.copies = PendingCopies()
         self.prefix_cache_stats = PrefixCacheStats()
         self.upkeep = Upkeep(self.rows, self.managers, self.clock, self.hasher)
-        self.has_retained_groups = any(
-            m.cacheable and not isinstance(m.spec, FullAttentionSpec) for m in self.managers
-        )
+        # Full attention wants every block anyway.
+        self.retained_managers = [
+            m for m in self.managers if m.cacheable and not isinstance(m.spec, FullAttentionSpec)
+        ]
         self.eviction.attach(self)
         self._keeps_states = any(m.cacheable and isinstance(m, MambaManager) for m in self.managers)
         # Then a row may have something to cache between the points that `rows.cache_at` tells.
@@ -288,7 +289,7 @@ class KVCacheManager:
         if row >= 0:
             if self._caches_inside_blocks or self.rows.position[row] >= self.rows.cache_at[row]:
                 self.upkeep.cache_row(row)
-            if not self.retention.is_dense and row not in self.upkeep.delayed:
+            if self.retained_managers and not self.retention.is_dense and row not in self.upkeep.delayed:
                 keep_end(self, row, resumes=resumes)
             if self._observer is not None:
                 self._observer.freeing(request, row)

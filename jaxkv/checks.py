@@ -10,7 +10,12 @@ from jaxkv.errors import JaxkvError
 
 
 def check_int(name: str, value: Any, minimum: int, maximum: int | None = None) -> None:
-    """Raises JaxkvError unless `value` is an int (not a bool) of at least `minimum` and at most `maximum`."""
+    """Raises JaxkvError unless `value` is an int (not a bool) of at least `minimum` and at most `maximum`.
+
+    Integers of numpy are refused as well: they overflow, and JSON has none.
+    """
+    if isinstance(value, np.integer):
+        raise JaxkvError(f"{name} must be a Python integer, not {value!r}: give int({name})")
     if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
         raise JaxkvError(f"{name} must be an integer of at least {minimum}, not {value!r}")
     if maximum is not None and value > maximum:

@@ -86,7 +86,8 @@ def _give_blocks(
     # What the rows completed is cached before anything of it is let go of.
     cache.upkeep.cache_rows(due_rows)
     for manager in cache.managers:
-        manager.release_rows(due_rows, due_after - 1)
+        if manager.gives_back:
+            manager.release_rows(due_rows, due_after - 1)
     needed = [manager.needed_rows(due_rows, due_after, due_slots) for manager in cache.managers]
     blocks = sum(n * manager.width for n, manager in zip(needed, cache.managers, strict=True))
     running_sum = np.cumsum(blocks)
@@ -108,7 +109,8 @@ def _give_one(
     row, num_after = int(rows[index]), int(after[index])
     cache.upkeep.cache_row(row)
     for manager in cache.managers:
-        manager.release_skipped(row, num_after - 1)
+        if manager.gives_back:
+            manager.release_skipped(row, num_after - 1)
     span = Span(num_after - 1, num_after, slots)
     needed = [manager.units_needed(row, NO_PART, span) for manager in cache.managers]
     taken = sum(n * manager.width for n, manager in zip(needed, cache.managers, strict=True))
@@ -118,5 +120,6 @@ def _give_one(
             return 0
     cache.pool.make_room(taken)
     for manager, units in zip(cache.managers, needed, strict=True):
-        manager.extend(row, units, span)
+        if units:
+            manager.extend(row, units, span)
     return 1

@@ -51,7 +51,7 @@ class EvictionPolicy:
 
     def admitted(self, cache: "KVCacheManager", request: "CacheRequest") -> None:
         """A request has got its first blocks."""
-        if not cache.retention.is_dense and cache.has_retained_groups:
+        if not cache.retention.is_dense and cache.retained_managers:
             boundary = cache.lookup.replay_boundary(request.num_prompt_tokens)
             self._ends.prompt(request.block_hashes(cache.hasher)[: boundary // cache.plan.hash_block_size])
 

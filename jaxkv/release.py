@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from jaxkv.specs import FullAttentionSpec
-
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
 
@@ -12,17 +10,11 @@ def keep_end(cache: "KVCacheManager", row: int, *, resumes: bool) -> None:
     """The end of what a request computed becomes a boundary:
     a chat goes on there, if the eviction policy expects it, and a preempted request resumes.
     """
-    # Full attention wants every block anyway.
-    keeping = [m for m in cache.managers if m.cacheable and not isinstance(m.spec, FullAttentionSpec)]
-    if not keeping:
-        return
     hashes = cache.rows.info(row).request.block_hashes(cache.hasher)
-    known = min(int(cache.rows.position[row]), len(hashes) * cache.plan.hash_block_size)
-    boundary = cache.lookup.replay_boundary(known + 1)
-    if not boundary:
-        return
-    if resumes or cache.eviction.wants_end(hashes[boundary // cache.plan.hash_block_size - 1]):
-        for manager in keeping:
+    unit = cache.hasher.hash_block_size
+    boundary = cache.lookup.replay_boundary(min(int(cache.rows.position[row]), len(hashes) * unit) + 1)
+    if boundary and (resumes or cache.eviction.wants_end(hashes[boundary // unit - 1])):
+        for manager in cache.retained_managers:
             manager.keep_boundary(row, hashes, boundary)
 
 

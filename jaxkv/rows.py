@@ -6,6 +6,9 @@ from numpy.typing import NDArray
 from jaxkv.arrays import grown
 from jaxkv.managers import NEVER, Manager, Row
 
+_NOBODY: NDArray[np.int64] = np.array([0, 0, 0, 0, NEVER])
+"""What the columns of a row hold where no request is."""
+
 
 class CacheRows:
     """Rows of the managers' tables.
@@ -22,11 +25,7 @@ class CacheRows:
         self._row_of: dict[str, int] = {}
         self._infos: list[Row | None] = []
         self._unused: list[int] = []
-        self.computed: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.position: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.last_step: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.capacity: NDArray[np.int64] = np.zeros(0, np.int64)
-        self.cache_at: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._columns: NDArray[np.int64] = np.empty((len(_NOBODY), 0), np.int64)
         self._grow(num_rows)
 
     def __len__(self) -> int:
@@ -57,8 +56,7 @@ class CacheRows:
         row = self._row_of.pop(request_id)
         self._infos[row] = None
         self._unused.append(row)
-        self.computed[row] = self.position[row] = self.last_step[row] = self.capacity[row] = 0
-        self.cache_at[row] = NEVER
+        self._columns[:, row] = _NOBODY
         return row
 
     def active(self) -> NDArray[np.intp]:
@@ -92,9 +90,9 @@ class CacheRows:
 
     def _grow(self, num_rows: int) -> None:
         have = len(self._infos)
-        for name in ("computed", "position", "last_step", "capacity", "cache_at"):
-            setattr(self, name, grown(getattr(self, name), (num_rows,)))
-        self.cache_at[have:] = NEVER
+        self._columns = grown(self._columns, (len(_NOBODY), num_rows))
+        self._columns[:, have:] = _NOBODY[:, None]
+        self.computed, self.position, self.last_step, self.capacity, self.cache_at = self._columns
         self._infos.extend([None] * (num_rows - have))
         self._unused.extend(range(num_rows - 1, have - 1, -1))
         for manager in self._managers:

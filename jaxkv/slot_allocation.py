@@ -1,6 +1,7 @@
 """Room for the next tokens of one request: what it needs, whether that fits, and the taking of it."""
 
 from collections.abc import Sequence
+from operator import mul
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -30,16 +31,12 @@ class SlotCounts(NamedTuple):
     num_external_tokens: int
     num_encoder_tokens: int
 
-    def check(self, cache: "KVCacheManager", request: CacheRequest) -> None:
-        """Raises JaxkvError for negative counts and more encoder tokens than the plan is made for."""
-        for index, count in enumerate(self):
-            if type(count) is not int or count < 0:
-                check_int(self._fields[index], count, 0)
-        if self.num_encoder_tokens > cache.plan.limits.max_encoder_len:
-            raise JaxkvError(
-                f"request {request.request_id!r} has {self.num_encoder_tokens} encoder tokens, the plan is "
-                f"made for at most {cache.plan.limits.max_encoder_len}"
-            )
+    def check(self) -> None:
+        """Raises JaxkvError for what are no counts."""
+        new, lookahead, external, encoder = self
+        if not (type(new) is type(lookahead) is type(external) is type(encoder) is int and min(self) >= 0):
+            for name, count in zip(self._fields, self, strict=True):
+                check_int(name, count, 0)
 
 
 def allocate_slots(
@@ -51,41 +48,67 @@ def allocate_slots(
     delay_cache_blocks: bool,
 ) -> Allocation | None:
     """See KVCacheManager.allocate_slots."""
-    counts.check(cache, request)
-    if hit is not None:
-        check_is("hit", hit, PrefixHit)
+    counts.check()
     row = cache.find_row(request)
     if row < 0:
-        hit = cache.lookup.nothing() if hit is None else cache.lookup.renew(request, hit)
-        span, parts = _first_span(cache, request, counts, hit)
-        # Units of the hit that other rows have left behind are to be counted as free.
-        cache.upkeep.catch_up()
-    else:
-        span, parts = _next_span(cache, request, counts, hit, row), ()
-        cache.upkeep.let_go(row, span.computed)
-    needed: list[int] = []
-    taken = 0
-    for manager in cache.managers:
-        units = manager.units_needed(row, parts[manager.number] if parts else NO_PART, span)
-        needed.append(units)
-        taken += units * manager.width
-    wanted = taken + (_free_in(cache, parts) if parts else 0)
-    if wanted > cache.pool.num_free and wanted > cache.num_free_blocks:
+        return _start(cache, request, counts, hit, delay_cache_blocks=delay_cache_blocks)
+    span = _next_span(cache, request, counts, hit, row)
+    cache.upkeep.let_go(row, span.computed)
+    needed = [manager.units_needed(row, NO_PART, span) for manager in cache.managers]
+    taken = sum(map(mul, needed, cache.pool.widths))
+    if taken > cache.pool.num_free and taken > cache.num_free_blocks:
         return None
-    if row < 0:
-        row = _open(cache, request, parts, span)
-        if hit is not None and cache.enable_caching:
-            cache.record_admission(request, hit, parts)
-    cache.pool.make_room(taken)
-    for manager in cache.managers:
-        manager.extend(row, needed[manager.number], span)
-    for manager, part in zip(cache.managers, parts, strict=False):
-        if part.copy_from >= 0:
-            cache.copies.add(manager, part.copy_from, manager.ids_at(row, part.length))
     if delay_cache_blocks:
         cache.upkeep.delayed.add(row)
-    cache.upkeep.advance(row, span.computed, span.after)
+    _take(cache, row, needed, taken, span)
     return Allocation(row, taken)
+
+
+def _start(
+    cache: "KVCacheManager",
+    request: CacheRequest,
+    counts: SlotCounts,
+    hit: PrefixHit | None,
+    *,
+    delay_cache_blocks: bool,
+) -> Allocation | None:
+    """Room for the first tokens of a request."""
+    if hit is not None:
+        check_is("hit", hit, PrefixHit)
+    if counts.num_encoder_tokens > cache.plan.limits.max_encoder_len:
+        raise JaxkvError(
+            f"request {request.request_id!r} has {counts.num_encoder_tokens} encoder tokens, the plan is "
+            f"made for at most {cache.plan.limits.max_encoder_len}"
+        )
+    hit = cache.lookup.nothing() if hit is None else cache.lookup.renew(request, hit)
+    span, parts = _first_span(cache, request, counts, hit)
+    # Units of the hit that other rows have left behind are to be counted as free.
+    cache.upkeep.catch_up()
+    needed = [
+        manager.units_needed(-1, part, span) for manager, part in zip(cache.managers, parts, strict=True)
+    ]
+    taken = sum(map(mul, needed, cache.pool.widths))
+    if taken + _free_in(cache, parts) > cache.num_free_blocks:
+        return None
+    row = _open(cache, request, parts, span)
+    if cache.enable_caching:
+        cache.record_admission(request, hit, parts)
+    if delay_cache_blocks:
+        cache.upkeep.delayed.add(row)
+    _take(cache, row, needed, taken, span)
+    for manager, part in zip(cache.managers, parts, strict=True):
+        if part.copy_from >= 0:
+            cache.copies.add(manager, part.copy_from, manager.ids_at(row, part.length))
+    return Allocation(row, taken)
+
+
+def _take(cache: "KVCacheManager", row: int, needed: list[int], taken: int, span: Span) -> None:
+    """Gives the row the units it needs, by manager, `taken` ids in all, and caches what its step fills."""
+    cache.pool.make_room(taken)
+    for manager, num_units in zip(cache.managers, needed, strict=True):
+        if num_units:
+            manager.extend(row, num_units, span)
+    cache.upkeep.advance(row, span.computed, span.after)
 
 
 def _first_span(
@@ -102,10 +125,12 @@ def _next_span(
     cache: "KVCacheManager", request: CacheRequest, counts: SlotCounts, hit: PrefixHit | None, row: int
 ) -> Span:
     """The next tokens of a request that has blocks."""
+    if hit is not None:
+        check_is("hit", hit, PrefixHit)
     if counts.num_external_tokens or (hit is not None and hit.num_tokens):
         raise JaxkvError(f"request {request.request_id!r} already has blocks: it cannot start from a hit")
     computed = request.num_computed_tokens
-    if computed > cache.rows.position[row]:
+    if computed > cache.rows.position.item(row):
         raise JaxkvError(
             f"request {request.request_id!r} has {computed} computed tokens, but had room for "
             f"{cache.rows.position[row]} only"

@@ -25,6 +25,7 @@ class Upkeep:
         self._rows = rows
         self._managers = managers
         self._cacheable = [manager for manager in managers if manager.cacheable]
+        self._giving_back = [manager for manager in managers if manager.gives_back]
         self._clock = clock
         self._hasher = hasher
         self._has_lazy_rows = False
@@ -37,9 +38,7 @@ class Upkeep:
         self._rows.computed[row], self._rows.position[row] = computed, after
         self._rows.last_step[row] = step = self._clock.step
         if self._cacheable and row not in self.delayed:
-            filled = self._filled(row, after, after, step)
-            for manager in self._cacheable:
-                manager.cache(row, filled)
+            self._cache(row, self._filled(row, after, after, step))
         self._refresh(row, after)
 
     def advance_rows(
@@ -81,14 +80,15 @@ class Upkeep:
     def cache_row(self, row: int) -> None:
         """Caches what the row has completed, unless that is put off."""
         if self._cacheable and row not in self.delayed:
-            self.cache_tokens(row, int(self._rows.position[row]))
+            position = self._rows.position.item(row)
+            filled = self._filled(row, position, position, self._rows.last_step.item(row))
+            if filled.info.looked_at != (position, len(filled.hashes)):
+                self._cache(row, filled)
 
     def cache_tokens(self, row: int, num_tokens: int) -> None:
         """Caches what the row's first `num_tokens` tokens filled."""
         rows = self._rows
-        filled = self._filled(row, num_tokens, int(rows.position[row]), int(rows.last_step[row]))
-        for manager in self._cacheable:
-            manager.cache(row, filled)
+        self._cache(row, self._filled(row, num_tokens, int(rows.position[row]), int(rows.last_step[row])))
 
     def cache_rows(self, rows: NDArray[np.intp]) -> None:
         """`cache_row` for many rows."""
@@ -109,7 +109,13 @@ class Upkeep:
         self.delayed.discard(row)
         if self._cacheable:
             self.cache_tokens(row, num_tokens)
-        self._refresh(row, int(self._rows.position[row]))
+        self._refresh(row, self._rows.position.item(row))
+
+    def _cache(self, row: int, filled: Filled) -> None:
+        if filled.tokens == filled.position:
+            filled.info.looked_at = filled.tokens, len(filled.hashes)
+        for manager in self._cacheable:
+            manager.cache(row, filled)
 
     def _filled(self, row: int, num_tokens: int, position: int, last_step: int) -> Filled:
         info = self._rows.info(row)
@@ -128,9 +134,9 @@ class Upkeep:
 
     def let_go(self, row: int, computed: int) -> None:
         """Frees what no token after the row's first `computed` reads. What is complete is cached before."""
-        if self._rows.position[row] >= self._rows.cache_at[row]:
+        if self._rows.position.item(row) >= self._rows.cache_at.item(row):
             self.cache_row(row)
-        for manager in self._managers:
+        for manager in self._giving_back:
             manager.release_skipped(row, computed)
 
     def let_go_rows(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:
@@ -138,7 +144,7 @@ class Upkeep:
         and what all others already have.
         """
         self.catch_up_caching()
-        for manager in self._managers:
+        for manager in self._giving_back:
             manager.release_rows(rows, computed)
         self.catch_up()
 
@@ -161,5 +167,5 @@ class Upkeep:
             self._has_lazy_rows = False
             self.catch_up_caching()
             rows = self._rows.active()
-            for manager in self._managers:
+            for manager in self._giving_back:
                 manager.release_rows(rows, self._rows.computed[rows])

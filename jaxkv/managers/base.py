@@ -62,10 +62,12 @@ class Row:
     """What the managers must know about the request in one row of the tables.
 
     request: whose row it is. boundaries: positions at which a later request is expected to resume, ascending.
+    looked_at: tokens and known hashes with which it was last looked at for caching.
     """
 
     request: CacheRequest
     boundaries: tuple[int, ...] = ()
+    looked_at: tuple[int, int] = (0, 0)
 
 
 class Filled(NamedTuple):
@@ -166,10 +168,17 @@ class Manager(ABC):
         if is_eagle:
             self.eagle_margin = context.hash_block_size if context.fine_grained else self.block_size
         self.cacheable = context.enable_caching and spec.prefix_cacheable
+        self._watched = any(w is not None for w in (context.observer, context.events, context.residency))
         self.index = PrefixIndex(context.pool)
         self.number = context.pool.register(self.width, self._on_evict)
 
-    def _on_evict(self, leaders: NDArray[np.integer]) -> None:
+    def _on_evict(self, leaders: NDArray[np.integer] | int) -> None:
+        if isinstance(leaders, int):
+            if self._watched:
+                leaders = np.array([leaders])
+            else:
+                self.index.remove_one(leaders)
+                return
         if self.context.observer is not None:
             self.context.observer.evicting(self, leaders)
         gone = self.index.remove(leaders)
@@ -256,6 +265,11 @@ class Manager(ABC):
 
     # One request
 
+    @property
+    def gives_back(self) -> bool:
+        """Whether units are let go of while the request runs."""
+        return True
+
     @abstractmethod
     def release_skipped(self, row: int, computed: int) -> None:
         """Lets go of units that no token after the first `computed` reads."""
@@ -272,7 +286,7 @@ class Manager(ABC):
 
     @abstractmethod
     def extend(self, row: int, num_units: int, span: Span) -> None:
-        """Takes the units that `units_needed` counted."""
+        """Takes the units that `units_needed` counted, if there are any."""
 
     # Caching
 

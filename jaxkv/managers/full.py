@@ -15,7 +15,7 @@ class FullAttentionManager(PositionalManager):
     """A hit of L needs every block of [0, L)."""
 
     @property
-    def skips(self) -> bool:
+    def gives_back(self) -> bool:
         return False
 
     def first_needed(self, length: int) -> int:

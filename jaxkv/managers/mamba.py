@@ -134,10 +134,10 @@ class MambaManager(Manager):
         """
         units: list[tuple[int, int]] = []
         if self.previous[row] != NO_STATE:
-            units.append((int(self.previous_position[row]), int(self.previous[row])))
+            units.append((self.previous_position.item(row), self.previous.item(row)))
         units += self._checkpoints.get(row, {}).items()
         if self.current[row] != NO_STATE:
-            units.append((int(self.limit[row]), int(self.current[row])))
+            units.append((self.limit.item(row), self.current.item(row)))
         return units
 
     def step_units(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> StateUnits:
@@ -161,7 +161,7 @@ class MambaManager(Manager):
 
     def release_skipped(self, row: int, computed: int) -> None:
         if self.previous[row] != NO_STATE and computed > self.switched_from[row]:
-            self.pool.let_go_one(int(self.previous[row]))
+            self.pool.let_go_one(self.previous.item(row))
             self.previous[row] = NO_STATE
         states = self._checkpoints.get(row)
         if states and computed > max(states):
@@ -223,7 +223,7 @@ class MambaManager(Manager):
             known = checkpoint <= min(filled.tokens, len(filled.hashes) * self.context.hash_block_size)
             if known and not self.pool.cached[leader]:
                 self._add(leader, checkpoint, filled)
-        current, position = int(self.current[row]), filled.position
+        current, position = self.current.item(row), filled.position
         if filled.tokens != position or current == NO_STATE or self.pool.cached[current]:
             return
         unit = self.context.hash_block_size
@@ -254,10 +254,10 @@ class MambaManager(Manager):
             self.pool.promote(leader)
 
     def capacity(self, row: int) -> int:
-        return int(self.limit[row])
+        return self.limit.item(row)
 
     def next_cached(self, row: int) -> int:
-        limit = int(self.limit[row])
+        limit = self.limit.item(row)
         done = self.pool.cached[self.current[row]] or limit % self.context.alignment
         return NEVER if done else limit
 

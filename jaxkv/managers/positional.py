@@ -57,8 +57,7 @@ class PositionalManager(Manager):
         return 0
 
     @property
-    def skips(self) -> bool:
-        """Whether blocks are let go of while the request runs."""
+    def gives_back(self) -> bool:
         return True
 
     # Rows
@@ -86,7 +85,7 @@ class PositionalManager(Manager):
         self.inside[row] = self.cached[row] * self.hashes_per_block
 
     def close_row(self, row: int) -> Units:
-        first, n, size = int(self.first_block[row]), int(self.count[row]), self.block_size
+        first, n, size = self.first_block.item(row), self.count.item(row), self.block_size
         leaders = self.ids[0, row, :n][::-1].astype(np.intp)
         self.count[row] = 0
         return Units(leaders, range((first + n) * size, first * size, -size))
@@ -95,12 +94,12 @@ class PositionalManager(Manager):
         return self.ids[0, row, : self.count[row]]
 
     def positional_ids(self, row: int) -> list[list[int]]:
-        first, n = int(self.first_block[row]), int(self.count[row])
+        first, n = self.first_block.item(row), self.count.item(row)
         held = self.ids[:: self.blocks_per_state, row, :n].tolist()
         return [[0] * first + ids for ids in held]
 
     def ids_at(self, row: int, token: int) -> NDArray[np.int32]:
-        return self.ids[:, row, token // self.block_size - int(self.first_block[row])]
+        return self.ids[:, row, token // self.block_size - self.first_block.item(row)]
 
     def _reserve_width(self, width: int) -> None:
         have = self.ids.shape[2]
@@ -110,7 +109,7 @@ class PositionalManager(Manager):
     # One request
 
     def trim(self, part: HitPart, computed: int) -> HitPart:
-        if not self.skips:
+        if not self.gives_back:
             return part
         skipped = self.first_skipped(computed)
         if skipped <= part.first_block:
@@ -125,13 +124,14 @@ class PositionalManager(Manager):
         return int(self.skipped_tokens(np.array([computed]))[0]) // self.block_size
 
     def release_skipped(self, row: int, computed: int) -> None:
-        if self.skips:
-            self._release_leading(row, self.first_skipped(computed) - int(self.first_block[row]))
+        num_blocks = self.first_skipped(computed) - self.first_block.item(row)
+        if num_blocks > 0:
+            self._release_leading(row, num_blocks)
 
     def _release_leading(self, row: int, num_blocks: int) -> None:
-        n = int(self.count[row])
+        n = self.count.item(row)
         num_blocks = min(num_blocks, n)
-        if num_blocks <= 0:
+        if not num_blocks:
             return
         if num_blocks == 1:
             leader = int(self.ids[0, row, 0])
@@ -153,26 +153,26 @@ class PositionalManager(Manager):
         if row < 0:
             held = part.first_block + len(part.leaders)
         else:
-            held = int(self.first_block[row] + self.count[row])
-        return max(0, cdiv(span.slots, self.block_size) - held)
+            held = self.first_block.item(row) + self.count.item(row)
+        missing = cdiv(span.slots, self.block_size) - held
+        return missing if missing > 0 else 0
 
     def extend(self, row: int, num_units: int, span: Span) -> None:
-        if num_units:
-            n = int(self.count[row])
-            self._reserve_width(n + num_units)
-            if num_units == 1:
-                self.ids[:, row, n] = self.pool.take_unit(self.number)
-            else:
-                self.ids[:, row, n : n + num_units] = self.pool.take(self.number, num_units)
-            self.count[row] = n + num_units
+        n = self.count.item(row)
+        self._reserve_width(n + num_units)
+        if num_units == 1:
+            self.ids[:, row, n] = self.pool.take_unit(self.number)
+        else:
+            self.ids[:, row, n : n + num_units] = self.pool.take(self.number, num_units)
+        self.count[row] = n + num_units
 
     # Caching
 
     def cache(self, row: int, filled: Filled) -> None:
         scale, hashes = self.hashes_per_block, filled.hashes
         stop = min(filled.tokens // self.block_size, len(hashes) // scale)
-        first = int(self.first_block[row])
-        start = max(int(self.cached[row]), first)
+        first = self.first_block.item(row)
+        start = max(self.cached.item(row), first)
         if stop > start:
             keys = hashes[start * scale + scale - 1 : stop * scale : scale]
             strong = self.wanted(start, stop, filled.info.boundaries)
@@ -232,11 +232,11 @@ class PositionalManager(Manager):
         """Records the hashes that end inside a block, of all blocks with known tokens,
         the last one unfilled.
         """
-        scale, first, hashes = self.hashes_per_block, int(self.first_block[row]), filled.hashes
+        scale, first, hashes = self.hashes_per_block, self.first_block.item(row), filled.hashes
         stop = min(
-            filled.tokens // self.context.hash_block_size, len(hashes), (first + int(self.count[row])) * scale
+            filled.tokens // self.context.hash_block_size, len(hashes), (first + self.count.item(row)) * scale
         )
-        begin = max(int(self.inside[row]), first * scale)
+        begin = max(self.inside.item(row), first * scale)
         for block in range(begin // scale, cdiv(stop, scale)):
             low, high = max(begin, block * scale), min(stop, block * scale + scale - 1)
             if high > low:
@@ -247,19 +247,19 @@ class PositionalManager(Manager):
         self.inside[row] = max(begin, stop)
 
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
-        first = int(self.first_block[row])
+        first = self.first_block.item(row)
         low = max(self.first_needed(boundary) // self.block_size, first)
-        high = min(boundary // self.block_size, int(self.cached[row]))
+        high = min(boundary // self.block_size, self.cached.item(row))
         if high > low:
             leaders = self.ids[0, row, low - first : high - first].astype(np.intp)
             # The row holds them, so they are in no queue.
             self.pool.strong[leaders[self.pool.cached[leaders]]] = True
 
     def capacity(self, row: int) -> int:
-        return (int(self.first_block[row]) + int(self.count[row])) * self.block_size
+        return (self.first_block.item(row) + self.count.item(row)) * self.block_size
 
     def next_cached(self, row: int) -> int:
-        return (int(self.cached[row]) + 1) * self.block_size
+        return (self.cached.item(row) + 1) * self.block_size
 
     # All rows of a decode step
 
@@ -270,8 +270,6 @@ class PositionalManager(Manager):
         return (self.cached[rows] + 1) * self.block_size
 
     def release_rows(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:
-        if not self.skips:
-            return
         excess = self.skipped_tokens(computed) // self.block_size - self.first_block[rows]
         excess = np.minimum(excess, self.count[rows])
         behind = np.flatnonzero(excess > 0)

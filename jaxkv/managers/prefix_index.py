@@ -69,6 +69,14 @@ class PrefixIndex:
             del units[block_hash]
         return gone
 
+    def remove_one(self, leader: int) -> None:
+        """`remove` of one unit."""
+        if self._partial_hashes or self._duplicates:
+            self.remove(np.array([leader]))
+            return
+        del self.units[self._pool.hash_of[leader]]
+        self._pool.hash_of[leader] = None
+
     def _pass_on(self, hashes: list[bytes], leaders: list[int]) -> list[bytes]:
         """Gives hashes of forgotten units to other units that have them; returns those that no other has."""
         gone: list[bytes] = []

@@ -34,6 +34,10 @@ class PrivateManager(Manager):
     def units_for(self, span: Span) -> int:
         """Units a request takes when it starts."""
 
+    @property
+    def gives_back(self) -> bool:
+        return False
+
     def grow_rows(self, num_rows: int) -> None:
         self.ids = grown(self.ids, (self.width, num_rows, self.ids.shape[2]))
         self.count = grown(self.count, (num_rows,))
@@ -62,11 +66,10 @@ class PrivateManager(Manager):
         return self.units_for(span) if row < 0 else 0
 
     def extend(self, row: int, num_units: int, span: Span) -> None:
-        if num_units:
-            if num_units > self.ids.shape[2]:
-                self.ids = grown(self.ids, (*self.ids.shape[:2], num_units))
-            self.ids[:, row, :num_units] = self.pool.take(self.number, num_units)
-            self.count[row] = num_units
+        if num_units > self.ids.shape[2]:
+            self.ids = grown(self.ids, (*self.ids.shape[:2], num_units))
+        self.ids[:, row, :num_units] = self.pool.take(self.number, num_units)
+        self.count[row] = num_units
 
     def finder(self, hashes: list[bytes]) -> Finder:
         raise NotImplementedError(f"{self.spec.kind} groups take no part in prefix caching")

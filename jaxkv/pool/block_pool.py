@@ -36,8 +36,8 @@ _FEW = 8
 
 _CACHED, _STRONG, _HOLDER = int(CACHED), int(STRONG), int(HOLDER)
 
-EvictionListener = Callable[[NDArray[np.integer]], None]
-"""Told which units (leaders, all of one manager) lose their content, before it happens."""
+EvictionListener = Callable[[NDArray[np.integer] | int], None]
+"""Told which units (leaders, all of one manager) or which one lose their content, before it happens."""
 
 
 class BlockPool:
@@ -180,7 +180,8 @@ class BlockPool:
         words = self._words[leaders]
         words -= HOLDER
         self._words[leaders] = words
-        if np.maximum.reduce(words) >= _HOLDER:
+        highest = np.maximum.reduce(words)
+        if highest >= _HOLDER:
             free = words < HOLDER
             leaders, words, num_ids = leaders[free], words[free], None
             if not len(leaders):
@@ -197,6 +198,9 @@ class BlockPool:
         time = self._time
         self._time = time + len(leaders)
         if lowest < _STRONG and self._unwanted_first:
+            if highest < _STRONG:
+                self._weak.push(leaders, time)
+                return
             strong = words >= STRONG
             self._weak.push(leaders[~strong], time)
             leaders = leaders[strong]
@@ -283,8 +287,8 @@ class BlockPool:
         queue.push_one(leader, self._time)
         self._time += 1
 
-    def _lose_content(self, manager: int, leaders: NDArray[np.integer]) -> None:
-        """Tells that units of a manager are about to lose their content."""
+    def _lose_content(self, manager: int, leaders: NDArray[np.integer] | int) -> None:
+        """Tells that units (or the one) of a manager are about to lose their content."""
         self._listeners[manager](leaders)
         self.version += 1
 
@@ -310,12 +314,7 @@ class BlockPool:
         while self._num_plain < goal and (queue := self._next_queue()) is not None:
             room = goal - self._num_plain
             if room <= _FEW:
-                leader = queue.first()
-                if leader is not None:
-                    queue.drop_up_to(leader)
-                    self._lose_content(int(self.owner[leader]), np.array([leader]))
-                    self._push_plain_one(leader)
-                    self._words[leader] = 0
+                self._evict_one_from(queue)
                 continue
             if len(self._levels) > 1 and queue is not self._weak:
                 # The next one's turn may come before all are taken.
@@ -329,22 +328,37 @@ class BlockPool:
         leaders = queue.front(room)
         if not len(leaders):
             return
-        by_manager = [(0, leaders)]
-        if len(self.widths) > 1:
-            owners = self.owner[leaders]
-            if self._are_wide:
-                reached = self._width_array[owners].cumsum()
-                num_enough = int(reached.searchsorted(room)) + 1
-                leaders, owners = leaders[:num_enough], owners[:num_enough]
-            by_manager = [(manager, leaders[owners == manager]) for manager in set(owners.tolist())]
+        owners = self.owner[leaders]
+        if self._are_wide:
+            reached = self._width_array[owners].cumsum()
+            num_enough = int(reached.searchsorted(room)) + 1
+            leaders, owners = leaders[:num_enough], owners[:num_enough]
         queue.drop_up_to(int(leaders[-1]))
-        for manager, theirs in by_manager:
-            self._lose_content(manager, theirs)
-            members = self._members[manager]
-            ids = theirs if members is None else members[theirs].T.ravel()
-            self._plain[self._num_plain : self._num_plain + len(ids)] = ids
-            self._num_plain += len(ids)
+        first, last = int(np.minimum.reduce(owners)), int(np.maximum.reduce(owners))
+        if first == last:
+            self._evict_all(first, leaders)
+        else:
+            for manager in range(first, last + 1):
+                theirs = leaders[owners == manager]
+                if len(theirs):
+                    self._evict_all(manager, theirs)
+
+    def _evict_all(self, manager: int, leaders: NDArray[np.intp]) -> None:
+        """Free units of a manager, which are in no queue any more, become plain ids."""
+        self._lose_content(manager, leaders)
         self._words[leaders] = 0
+        members = self._members[manager]
+        ids = leaders if members is None else members[leaders].T.ravel()
+        self._plain[self._num_plain : self._num_plain + len(ids)] = ids
+        self._num_plain += len(ids)
+
+    def _evict_one_from(self, queue: LruQueue) -> None:
+        """Turns a queue's first unit, where it has one, into plain ids."""
+        leader = queue.pop_one()
+        if leader is not None:
+            self._lose_content(self.owner.item(leader), leader)
+            self._push_plain_one(leader)
+            self._words[leader] = 0
 
     def _next_queue(self) -> LruQueue | None:
         """The queue whose first unit is the next to go; None where all are empty."""

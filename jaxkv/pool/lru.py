@@ -77,15 +77,18 @@ class LruQueue:
             self._head = stop
         return _NOBODY
 
-    def first(self) -> int | None:
-        """The oldest leader; None where the queue has none."""
-        while self._head < self._tail:
-            leader = int(self._leaders[self._head])
-            if self._places[leader] == self._numbers[self._head]:
-                return leader
+    def pop_one(self) -> int | None:
+        """Takes out the oldest leader; None where the queue has none."""
+        if self._head == self._tail:
+            return None
+        leader = self._leaders.item(self._head)
+        if self._places.item(leader) != self._numbers.item(self._head):
             leaders = self.front(1)
-            return int(leaders[0]) if len(leaders) else None
-        return None
+            if not len(leaders):
+                return None
+            leader = leaders.item(0)
+        self._head += 1
+        return leader
 
     def drop_up_to(self, leader: int) -> None:
         """Takes out the leaders from the oldest up to this one."""
@@ -94,7 +97,7 @@ class LruQueue:
     def oldest(self) -> int | None:
         """The time of the unit that is the next to go; None where there is none."""
         assert self._times is not None
-        return None if self.first() is None else int(self._times[self._head])
+        return int(self._times[self._head]) if len(self.front(1)) else None
 
     def leaders(self) -> NDArray[np.intp]:
         """intp[n]: what is in the queue, the next to be evicted first."""
