@@ -20,13 +20,18 @@ POOL_BYTES = 1 << 30  # at least
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """`sequences` of `context` tokens, the last `new` of each in this step; kernel "attention" or "write"."""
+    """`sequences` of `context` tokens, the last `new` of each in this step; kernel "attention" or "write".
+
+    `head_size_v` and `latent` as in `AttentionPageLayout`.
+    """
 
     kernel: str
     block_size: int
     kv_heads: int
     head_size: int
     q_heads: int
+    head_size_v: int | None = None
+    latent: bool = False
     dtype: str = "bfloat16"
     sequences: int = 64
     context: int = 8192
@@ -51,6 +56,8 @@ class Case:
             block_size=self.block_size,
             num_kv_heads=self.kv_heads,
             head_size=self.head_size,
+            head_size_v=self.head_size_v,
+            latent=self.latent,
             dtype=self.dtype,
         )
 
@@ -73,6 +80,14 @@ _GPT_OSS = Case(  # 120B under tensor parallel 4
 _SCOUT = Case(  # Llama 4 Scout under tensor parallel 4
     kernel="attention", block_size=128, kv_heads=2, head_size=128, q_heads=10, context=12_288
 )
+_PHI2 = Case(kernel="attention", block_size=128, kv_heads=8, head_size=80, q_heads=8)  # under 4
+_PHI3_MINI = Case(kernel="attention", block_size=128, kv_heads=8, head_size=96, q_heads=8)  # under 4
+_MIMO_V2 = Case(  # full layers, under tensor parallel 4
+    kernel="attention", block_size=128, kv_heads=1, head_size=192, head_size_v=128, q_heads=16
+)
+_DEEPSEEK_V3 = Case(  # every device keeps all latents; 128 heads under tensor parallel 1
+    kernel="attention", block_size=128, kv_heads=1, head_size=576, head_size_v=512, latent=True, q_heads=128
+)
 _CHUNK = replace(_GEMMA_27B, sequences=1, new=2048)
 CASES: dict[str, Case] = {
     "gemma3-27b/4 decode": replace(_GEMMA_27B, quick=True),
@@ -88,6 +103,16 @@ CASES: dict[str, Case] = {
     "gpt-oss-120b/4 prefill window": replace(_GPT_OSS, sequences=1, new=2048, window=128),
     "llama4-scout/4 decode chunk": replace(_SCOUT, chunk=8192),
     "llama4-scout/4 prefill chunk": replace(_SCOUT, chunk=8192, sequences=1, new=2048),
+    "phi-2/4 decode": _PHI2,
+    "phi-2/4 prefill": replace(_PHI2, sequences=1, context=2048, new=2048),
+    "phi-3-mini/4 decode": _PHI3_MINI,
+    "phi-3-mini/4 prefill": replace(_PHI3_MINI, sequences=1, new=2048),
+    "mimo-v2/4 decode": _MIMO_V2,
+    "mimo-v2/4 prefill": replace(_MIMO_V2, sequences=1, new=2048),
+    "deepseek-v3 decode": _DEEPSEEK_V3,
+    "deepseek-v3/4 decode": replace(_DEEPSEEK_V3, q_heads=32),
+    "deepseek-v3/8 decode": replace(_DEEPSEEK_V3, q_heads=16, quick=True),
+    "deepseek-v3/8 prefill": replace(_DEEPSEEK_V3, q_heads=16, sequences=1, new=2048),
     "gemma3-27b/4 write decode": replace(_GEMMA_27B, kernel="write", quick=True),
     "gemma3-27b/4 write prefill": replace(_CHUNK, kernel="write"),
 }
@@ -127,7 +152,8 @@ def _build_decode(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) ->
         first_block=table.first_block,
         block_ids=table.block_ids.reshape(-1),
     )
-    q = jax.ShapeDtypeStruct((rows, plan.math.products, plan.math.rows, plan.math.loader.width), dtype)
+    whole = -(-rows // plan.sequences) * plan.sequences
+    q = jax.ShapeDtypeStruct((whole, plan.math.products, plan.math.rows, plan.math.loader.key_width), dtype)
 
     def attend(scalars: DecodeScalars, q: jax.Array, pages: jax.Array) -> jax.Array:
         sinks = None if settings.sinks is None else plan.math.arrange_sinks(settings.sinks)
@@ -157,7 +183,7 @@ def _build_prefill(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -
         first_block=table.first_block,
         block_ids=table.block_ids.reshape(-1),
     )
-    shape = (case.sequences * tiles, case.kv_heads, plan.math.rows, plan.math.loader.width)
+    shape = (case.sequences * tiles, case.kv_heads, plan.math.rows, plan.math.loader.key_width)
 
     def attend(scalars: PrefillScalars, q: jax.Array, pages: jax.Array) -> jax.Array:
         sinks = settings.sinks_by_row(case.kv_heads, plan.tile)

@@ -41,7 +41,7 @@ def paged_attention_tpu(
 def _decode(
     q: jax.Array, pages: jax.Array, part: Part, settings: AttentionSettings, *, interpret: Any
 ) -> jax.Array:
-    """Results of a part's sequences (the decodes' have a meaning), row s of `q [S, Hq, D]` for sequence s."""
+    """Results `[S, Hq, Dv]` of a part's sequences, which mean something for decodes; `q [S, Hq, D]`."""
     rows, width = part.table.block_ids.shape
     mine = slice(part.first, part.first + rows)
     plan = plan_decode(settings, q_heads=q.shape[1], dtype=q.dtype, rows=rows, table_width=width)
@@ -64,7 +64,7 @@ def _decode(
 def _prefill(
     q: jax.Array, pages: jax.Array, part: Part, settings: AttentionSettings, *, interpret: Any
 ) -> jax.Array:
-    """Results `[T, Hq, D]` of a part's prefill chunks; 0 for the other tokens."""
+    """Results `[T, Hq, Dv]` of a part's prefill chunks; 0 for the other tokens."""
     layout = settings.layout
     group = q.shape[1] // layout.num_kv_heads
     plan = plan_prefill(
@@ -87,7 +87,7 @@ def _prefill(
         plan,
         interpret=interpret,
     )
-    return untile(out[..., : layout.head_size], part.batch, plan.tile, group)
+    return untile(out[..., : layout.value_size], part.batch, plan.tile, group)
 
 
 def _with_rows(x: jax.Array, rows: int) -> jax.Array:

@@ -63,14 +63,15 @@ def attend_decodes(
     *,
     interpret: Any = False,
 ) -> jax.Array:
-    """Attention of arranged queries `[S, products, rows, width]`, `[S, products, place_rows, width]`.
+    """Attention of arranged queries `[S, products, rows, key_width]`.
 
-    S is a multiple of `plan.sequences`. Only rows of decodes are written. `sinks [products, rows, 128]` are
-    the rows' tops before anything is seen, or None.
+    Returns `[S, products, place_rows, value_width]`, of which only rows of decodes are written. S is a
+    multiple of `plan.sequences`. `sinks [products, rows, 128]` are the rows' tops before anything is seen, or
+    None.
     """
     count, products, rows, width = q.shape
     used_rows = settings.layout.used_words // LANES
-    out_rows = plan.math.place_rows
+    out_rows, out_width = plan.math.place_rows, plan.math.loader.value_width
     tops = jnp.full((products, rows, LANES), HIDDEN, jnp.float32) if sinks is None else sinks
     return pl.pallas_call(
         partial(_kernel, plan, settings),
@@ -82,16 +83,18 @@ def attend_decodes(
                 pl.BlockSpec(tops.shape, lambda i, *_: (0, 0, 0)),
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
-            out_specs=pl.BlockSpec((plan.sequences, products, out_rows, width), lambda i, *_: (i, 0, 0, 0)),
+            out_specs=pl.BlockSpec(
+                (plan.sequences, products, out_rows, out_width), lambda i, *_: (i, 0, 0, 0)
+            ),
             scratch_shapes=[
                 pltpu.VMEM((2, plan.runs, plan.run_pages, used_rows, LANES), jnp.uint32),
                 pltpu.VMEM((products, rows, LANES), jnp.float32),
                 pltpu.VMEM((products, rows, LANES), jnp.float32),
-                pltpu.VMEM((products, rows, width), jnp.float32),
+                pltpu.VMEM((products, rows, out_width), jnp.float32),
                 pltpu.SemaphoreType.DMA((2, plan.runs)),
             ],
         ),
-        out_shape=jax.ShapeDtypeStruct((count, products, out_rows, width), q.dtype),
+        out_shape=jax.ShapeDtypeStruct((count, products, out_rows, out_width), q.dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",),
             vmem_limit_bytes=plan.vmem_bytes,

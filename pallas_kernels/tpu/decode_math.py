@@ -29,7 +29,6 @@ class DecodeMath:
     """
 
     loader: OperandLoader
-    places: Places
     group: int
     scale: float
     softcap: float | None
@@ -39,11 +38,15 @@ class DecodeMath:
         """The mathematics of a layer."""
         return cls(
             OperandLoader(settings.layout, dtype),
-            Places(settings.layout.head_size),
             group,
             settings.scale,
             settings.softcap,
         )
+
+    @property
+    def places(self) -> Places:
+        """The places of tokens in a row."""
+        return self.loader.places
 
     @cached_property
     def product_heads(self) -> int:
@@ -70,7 +73,7 @@ class DecodeMath:
         return self.place_rows * self.places.count
 
     def arrange(self, q: jax.Array) -> jax.Array:
-        """`q [S, Hq, D]` -> `[S, products, rows, width]`."""
+        """`q [S, Hq, D]` -> `[S, products, rows, key_width]`."""
         return self.places.spread(self._by_product(q))
 
     def arrange_sinks(self, sinks: jax.Array) -> jax.Array:
@@ -78,14 +81,14 @@ class DecodeMath:
         return self.places.spread_sinks(self._by_product(sinks.reshape(1, -1, 1))[0, ..., 0])
 
     def restore(self, out: jax.Array) -> jax.Array:
-        """Results `[S, products, place_rows, width]` -> `[S, Hq, D]`."""
-        used = out[:, :, : self.product_heads * self.group, : self.loader.layout.head_size]
-        return used.reshape(out.shape[0], -1, self.loader.layout.head_size)
+        """Results `[S, products, place_rows, value_width]` -> `[S, Hq, Dv]`."""
+        size = self.loader.layout.value_size
+        return out[:, :, : self.product_heads * self.group, :size].reshape(out.shape[0], -1, size)
 
     def scores(
         self, product: int, q: jax.Array, buffer, position, start, stop
     ) -> tuple[jax.Array, jax.Array]:
-        """Scores in powers of two `[rows, N]` of `q [rows, width]`, hidden outside [start, stop), and V."""
+        """Scores `[rows, N]` in powers of two, hidden outside [start, stop), and V; `q [rows, key_width]`."""
         keys, values = self.loader.load(buffer, product * self.product_heads, self.product_heads)
         raw = lax.dot_general(
             self._spread(q),
@@ -99,9 +102,9 @@ class DecodeMath:
         else:
             scores = jnp.tanh(raw * (self.scale / self.softcap)) * (self.softcap * LOG2_E)
         places = self.places.count
-        row = self.loader.row_of(lax.broadcasted_iota(jnp.int32, scores.shape, 1))
+        unit = self.loader.unit_of(lax.broadcasted_iota(jnp.int32, scores.shape, 1), scores.shape[1])
         place = lax.broadcasted_iota(jnp.int32, scores.shape, 0) // self.place_rows
-        slot = position + row * places + place
+        slot = position + unit * places + place
         return jnp.where((slot >= start) & (slot < stop), scores, HIDDEN), values
 
     def softmax(self, scores: jax.Array, values: jax.Array) -> Softmax:
@@ -119,7 +122,7 @@ class DecodeMath:
         return Softmax(jnp.broadcast_to(top, wide), jnp.broadcast_to(total, wide), self._gather(spread))
 
     def result(self, softmax: Softmax) -> jax.Array:
-        """The weighted mean `[place_rows, width]`; lanes from `head_size` on have no meaning."""
+        """The weighted mean `[place_rows, value_width]`; lanes from V's size on have no meaning."""
         return self.places.merge(softmax).result()
 
     def _by_product(self, x: jax.Array) -> jax.Array:
@@ -141,7 +144,7 @@ class DecodeMath:
 
     def _gather(self, spread: jax.Array) -> jax.Array:
         """`[rows, heads * width]` -> `[rows, width]`: each row from the lanes of its head."""
-        width = self.loader.width
+        width = self.loader.value_width
         gathered = spread[:, :width]
         head = self._head_of_row(gathered.shape)
         for h in range(1, self.product_heads):

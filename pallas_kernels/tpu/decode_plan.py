@@ -16,6 +16,8 @@ STEP_TOKENS = 8192  # of all runs of a step
 STEP_BYTES = 8 << 20  # half of what the page buffers take
 STEP_SHARE = 8  # of VMEM, at most one part in so many
 MOST_RUNS = 8
+LATENT_RUN_BYTES = 4 << 20  # latents have products of 640 lanes and more: few long runs hide one another best
+LATENT_RUNS = 2
 SEQUENCES = 64  # of one grid step: their q and results are in VMEM together
 QUERY_BYTES = 2 << 20
 VMEM_SLACK = 8 << 20  # what the compiler spills, and the softmaxes
@@ -32,13 +34,14 @@ def plan_decode(
     if settings.span is not None:
         most = min(most, (settings.span - 2) // layout.block_size + 2)
     step_bytes = min(STEP_BYTES, vmem_capacity() // STEP_SHARE)
-    run_bytes = min(RUN_BYTES, step_bytes)
+    run_bytes = min(LATENT_RUN_BYTES if layout.latent else RUN_BYTES, step_bytes)
     pages = max(min(RUN_TOKENS // layout.block_size, run_bytes // page_bytes, most), 1)
-    whole_tiles = math.lcm(maths.loader.page_rows, PAIRED_ROWS) // maths.loader.page_rows
+    whole_tiles = math.lcm(maths.loader.page_units, PAIRED_ROWS) // maths.loader.page_units
     pages = -(-pages // whole_tiles) * whole_tiles
     run_tokens, run_bytes = pages * layout.block_size, pages * page_bytes
-    runs = max(min(STEP_TOKENS // run_tokens, step_bytes // run_bytes, MOST_RUNS), 1)
-    query_bytes = maths.products * maths.rows * maths.loader.width * dtype.itemsize
+    most_runs = LATENT_RUNS if layout.latent else MOST_RUNS
+    runs = max(min(STEP_TOKENS // run_tokens, step_bytes // run_bytes, most_runs), 1)
+    query_bytes = maths.products * maths.rows * maths.loader.key_width * dtype.itemsize
     sequences = max(min(SEQUENCES, rows, QUERY_BYTES // query_bytes), 1)
     return DecodePlan(
         math=maths,
@@ -46,5 +49,18 @@ def plan_decode(
         runs=runs,
         run_pages=pages,
         table_width=table_width,
-        vmem_bytes=vmem_limit(2 * (runs * run_bytes + 2 * sequences * query_bytes) + VMEM_SLACK),
+        vmem_bytes=vmem_limit(
+            2 * (runs * run_bytes + 2 * sequences * query_bytes)
+            + runs * run_tokens * _copied_bytes(maths)
+            + VMEM_SLACK
+        ),
     )
+
+
+def _copied_bytes(maths: DecodeMath) -> int:
+    """Bytes of VMEM for each token of a run beside its words: shifted operands and, of many rows, scores."""
+    loader = maths.loader
+    if loader.shifts == 1:
+        return 0
+    lanes = loader.layout.num_kv_heads * (loader.key_width + loader.value_width)
+    return lanes * loader.dtype.itemsize + 2 * maths.products * maths.rows * 4

@@ -1,11 +1,16 @@
 """The K and V operands of products, made from a run of pages in VMEM.
 
-A row of 128 words holds one token of a head, a part of one (heads wider than 128) or several (narrower ones).
-`rows` below are such rows of one head, in the order of tokens.
+A unit is a token of a head, or the tokens that share a row of 128 words (`Places`). An operand has a row for
+each unit, in tiles of 128 lanes. Where a unit does not fill whole rows, a few of them together do: every row
+that begins like the first of them is shifted alike, so operands hold these units apart, all the first ones,
+then all the second ones.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from math import gcd, lcm
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +20,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.layout import LANES, AttentionPageLayout, float_of
+from pallas_kernels.tpu.joining import Joining
+from pallas_kernels.tpu.places import Places
 
 PAIRED_ROWS = 16  # rows of one packed bfloat16 tile
 SUBLANES = 8
@@ -22,7 +29,7 @@ UNROLLED_COPIES = 8
 
 
 class Operands(NamedTuple):
-    """K and V `[rows, heads * width]`, in the dtype of the products."""
+    """K `[units, heads * key_width]` and V `[units, heads * value_width]`, in the dtype of the products."""
 
     keys: jax.Array
     values: jax.Array
@@ -35,20 +42,35 @@ class OperandLoader:
     layout: AttentionPageLayout
     dtype: jnp.dtype
 
-    @property
-    def parts(self) -> int:
-        """Rows of 128 words that a token takes."""
-        return max(self.layout.head_size // LANES, 1)
+    @cached_property
+    def places(self) -> Places:
+        """The places of a unit's tokens in its row."""
+        return Places.of(self.layout)
 
     @property
-    def width(self) -> int:
-        """Lanes of one head in an operand."""
-        return self.parts * LANES
+    def key_width(self) -> int:
+        """Lanes of one head of K; those from `head_size` on have no meaning."""
+        return self.places.width
 
     @property
-    def page_rows(self) -> int:
-        """Operand rows of one page."""
-        return self.layout.block_size * self.layout.head_size // self.width
+    def value_width(self) -> int:
+        """Lanes of one head of V."""
+        return -(-self.places.count * self.layout.value_size // LANES) * LANES
+
+    @property
+    def page_units(self) -> int:
+        """Units of one page."""
+        return self.layout.block_size // self.places.count
+
+    @cached_property
+    def joining(self) -> Joining:
+        """How tiles of words become tiles of K and V."""
+        return Joining(self.layout)
+
+    @cached_property
+    def shifts(self) -> int:
+        """Units that fill whole rows together in every plane."""
+        return lcm(*(LANES // gcd(LANES, size) for size in self._unit_words))
 
     @property
     def interleaves(self) -> bool:
@@ -62,39 +84,72 @@ class OperandLoader:
 
     def load(self, buffer, first_head: int, heads: int) -> Operands:
         """Operands of some heads from `buffer [pages, rows, 128]`, heads side by side along lanes."""
-        pairs = [
-            self._load_part(buffer, first_head + head, part)
-            for head in range(heads)
-            for part in range(self.parts)
-        ]
-        return Operands(*(jnp.concatenate(side, axis=1) for side in zip(*pairs, strict=True)))
+        tiles = [self._load_head(buffer, first_head + head) for head in range(heads)]
+        return Operands(*(jnp.concatenate(list(chain(*side)), axis=1) for side in zip(*tiles, strict=True)))
 
-    def row_of(self, index: jax.Array) -> jax.Array:
-        """Which of the run's rows, in the order of tokens, an operand's row `index` is."""
-        if not self.interleaves:
+    def unit_of(self, index: jax.Array, units: int) -> jax.Array:
+        """Which of a run's `units`, in the order of tokens, an operand's row `index` is."""
+        if self.interleaves:
+            inside = index % PAIRED_ROWS
+            index = index - inside + inside % 2 * (PAIRED_ROWS // 2) + inside // 2
+        if self.shifts == 1:
             return index
-        inside = index % PAIRED_ROWS
-        return index - inside + inside % 2 * (PAIRED_ROWS // 2) + inside // 2
+        alike = units // self.shifts
+        shift = sum((index >= first).astype(jnp.int32) for first in range(alike, units, alike))
+        return (index - shift * alike) * self.shifts + shift
 
-    def _load_part(self, buffer, head: int, part: int) -> Operands:
-        words = [self._words(buffer, head, plane, part) for plane in range(self.layout.planes)]
-        if self.layout.planes > 1:
-            return Operands(*(float_of(plane).astype(self.dtype) for plane in words))
+    @property
+    def _unit_words(self) -> tuple[int, ...]:
+        """Words of a unit in each plane."""
+        return tuple(size * self.places.count for size in self.layout.token_words)
+
+    def _load_head(self, buffer, head: int) -> tuple[list[jax.Array], list[jax.Array]]:
+        """Tiles `[units, 128]` of K and of V of one head."""
+        strips = [self._plane_tiles(buffer, head, plane) for plane in range(self.layout.planes)]
+        if self.layout.dtype == "bfloat16":
+            halves = [self._halves(words) for words in strips[0]]
+            strips = [[low for low, _ in halves], [high for _, high in halves]]
+        keys, values = self.joining.join(strips)
+        return [self._operand(tile) for tile in keys], [self._operand(tile) for tile in values]
+
+    def _plane_tiles(self, buffer, head: int, plane: int) -> list[jax.Array]:
+        """Words `[units, 128]` of one plane of a head, a tile for each 128 words of a unit."""
+        size = self._unit_words[plane]
+        plane_row = self.layout.first_word(head, plane) // LANES
+        stride = size * self.shifts // LANES
+        count = self.page_units // self.shifts
+
+        def rows_from(row: int) -> jax.Array:
+            first = plane_row + row
+            rows = slice(first, first + count) if stride == 1 else pl.ds(first, count, stride=stride)
+            return buffer[:, rows].reshape(-1, LANES)
+
+        def shifted(word: int, words: int) -> jax.Array:
+            """The rows that begin at `word` of units that fill rows together; the first `words` matter."""
+            row, lane = divmod(word, LANES)
+            rows = rows_from(row)
+            if lane == 0:
+                return rows
+            if lane + words > LANES:
+                rows = jnp.where(_lanes_of(rows) < lane, rows_from(row + 1), rows)
+            return pltpu.roll(rows, LANES - lane, 1)
+
+        return [
+            jnp.concatenate([shifted(unit * size + at, size - at) for unit in range(self.shifts)], axis=0)
+            for at in range(0, size, LANES)
+        ]
+
+    def _halves(self, words: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """The low and the high elements of bfloat16 words, each packed or as the bits of a float32."""
         if not self.interleaves:
-            low, high = words[0] << 16, words[0] & jnp.uint32(0xFFFF0000)
-            return Operands(float_of(low).astype(self.dtype), float_of(high).astype(self.dtype))
-        tiles = words[0].reshape(-1, 2, PAIRED_ROWS // 2, LANES)
+            return words << 16, words & jnp.uint32(0xFFFF0000)
+        tiles = words.reshape(-1, 2, PAIRED_ROWS // 2, LANES)
         even, odd = tiles[:, 0].reshape(-1, LANES), tiles[:, 1].reshape(-1, LANES)
         low = (even & jnp.uint32(0xFFFF)) | (odd << 16)
-        high = (even >> 16) | (odd & jnp.uint32(0xFFFF0000))
-        return Operands(pltpu.bitcast(low, jnp.bfloat16), pltpu.bitcast(high, jnp.bfloat16))
+        return low, (even >> 16) | (odd & jnp.uint32(0xFFFF0000))
 
-    def _words(self, buffer, head: int, plane: int, part: int) -> jax.Array:
-        """Words `[rows, 128]` of one plane of a head."""
-        size = self.page_rows
-        row = (head * self.layout.planes + plane) * size * self.parts + part
-        rows = slice(row, row + size) if self.parts == 1 else pl.ds(row, size, stride=self.parts)
-        return buffer[:, rows].reshape(-1, LANES)
+    def _operand(self, tile: jax.Array) -> jax.Array:
+        return pltpu.bitcast(tile, jnp.bfloat16) if self.interleaves else float_of(tile).astype(self.dtype)
 
 
 def start_copies(count: jax.Array, copy: Callable[[jax.Array], Any]) -> None:
@@ -135,10 +190,14 @@ def clear_run(
 
 def _clear_page(page, layout: AttentionPageLayout, start: jax.Array, stop: jax.Array) -> None:
     """Zeroes the words of tokens outside [start, stop) of a page `[rows, 128]` in VMEM."""
-    row = lax.broadcasted_iota(jnp.int32, page.shape, 0)
-    if layout.head_size >= LANES:
-        token = row // (layout.head_size // LANES) % layout.block_size
-    else:
-        lane = lax.broadcasted_iota(jnp.int32, page.shape, 1)
-        token = (row * (LANES // layout.head_size) + lane // layout.head_size) % layout.block_size
-    page[...] = jnp.where((token >= start) & (token < stop), page[...], jnp.uint32(0))
+    for head in range(layout.num_kv_heads):
+        for plane, size in enumerate(layout.token_words):
+            first = layout.first_word(head, plane) // LANES
+            rows = slice(first, first + layout.block_size * size // LANES)
+            words = page[rows]
+            word = lax.broadcasted_iota(jnp.int32, words.shape, 0) * LANES + _lanes_of(words)
+            page[rows] = jnp.where((word >= start * size) & (word < stop * size), words, jnp.uint32(0))
+
+
+def _lanes_of(x: jax.Array) -> jax.Array:
+    return lax.broadcasted_iota(jnp.int32, x.shape, 1)

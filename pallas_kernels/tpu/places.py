@@ -1,4 +1,4 @@
-"""Tokens that share a row of 128 words (heads of 64 and less): attended apart, merged at the end.
+"""Tokens that share a row of 128 words (heads of 64): attended apart, merged at the end.
 
 A query has one row for each place in a 128-word row, zero in the lanes of the other places. Its products then
 see the tokens at that place only.
@@ -10,31 +10,34 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.layout import LANES
+from pallas_kernels.layout import LANES, AttentionPageLayout
 from pallas_kernels.tpu.running import HIDDEN, LOG2_E, Softmax
 
 
 @dataclass(frozen=True)
 class Places:
-    """The places of heads of `head_size`: `count` of them, 1 for heads of 128 and more."""
+    """`count` tokens of heads of `head_size` share a row of 128 words; 1 for all but heads of 64."""
 
     head_size: int
+    count: int
+
+    @classmethod
+    def of(cls, layout: AttentionPageLayout) -> "Places":
+        """The places in the pages of `layout`."""
+        placed = layout.head_size == layout.value_size == LANES // 2 and not layout.latent
+        return cls(layout.head_size, 2 if placed else 1)
 
     @property
-    def count(self) -> int:
-        """Tokens of a row of 128 words."""
-        return max(LANES // self.head_size, 1)
+    def width(self) -> int:
+        """Lanes of q: whole tiles."""
+        return -(-self.count * self.head_size // LANES) * LANES
 
     def spread(self, q: jax.Array) -> jax.Array:
         """`[..., rows, D]` -> `[..., count * rows, width]`, the places one after another."""
         lead = [(0, 0)] * (q.ndim - 1)
-        others = (self.count - 1) * self.head_size
+        before = [place * self.head_size for place in range(self.count)]
         return jnp.concatenate(
-            [
-                jnp.pad(q, [*lead, (place * self.head_size, others - place * self.head_size)])
-                for place in range(self.count)
-            ],
-            axis=-2,
+            [jnp.pad(q, [*lead, (lanes, self.width - self.head_size - lanes)]) for lanes in before], axis=-2
         )
 
     def spread_sinks(self, sinks: jax.Array) -> jax.Array:

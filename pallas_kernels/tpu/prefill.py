@@ -55,17 +55,17 @@ def attend_tiles(
     *,
     interpret: Any = False,
 ) -> jax.Array:
-    """Attention of tiles `q [N, Hkv, rows, W]`, `[N, Hkv, place_rows, W]`; only live tiles are written.
+    """Attention of tiles `q [N, Hkv, rows, key_width]`: `[N, Hkv, place_rows, value_width]`, live tiles only.
 
     `sinks [Hkv, rows, 128]` are the rows' tops before anything is seen, or None.
     """
     count, heads, rows, width = q.shape
     used_rows = plan.math.loader.layout.used_words // LANES
-    out_rows = plan.math.place_rows
+    out_rows, out_width = plan.math.place_rows, plan.math.loader.value_width
     tops = jnp.full((heads, rows, LANES), HIDDEN, jnp.float32) if sinks is None else sinks
 
     # Tiles that are not live all ask for the last live tile's block, so nothing is copied for them.
-    def of_tile(rows: int) -> pl.BlockSpec:
+    def of_tile(rows: int, width: int) -> pl.BlockSpec:
         return pl.BlockSpec((1, heads, rows, width), lambda i, info, *_: (jnp.minimum(i, info[1]), 0, 0, 0))
 
     return pl.pallas_call(
@@ -74,21 +74,21 @@ def attend_tiles(
             num_scalar_prefetch=len(scalars),
             grid=(count,),
             in_specs=[
-                of_tile(rows),
+                of_tile(rows, width),
                 pl.BlockSpec(tops.shape, lambda i, *_: (0, 0, 0)),
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
-            out_specs=of_tile(out_rows),
+            out_specs=of_tile(out_rows, out_width),
             scratch_shapes=[
                 pltpu.VMEM((2, plan.blocks, used_rows, LANES), jnp.uint32),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((heads, rows, width), jnp.float32),
+                pltpu.VMEM((heads, rows, out_width), jnp.float32),
                 pltpu.SMEM((1,), jnp.int32),
                 pltpu.SemaphoreType.DMA((2,)),
             ],
         ),
-        out_shape=jax.ShapeDtypeStruct((count, heads, out_rows, width), q.dtype),
+        out_shape=jax.ShapeDtypeStruct((count, heads, out_rows, out_width), q.dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=plan.vmem_bytes, disable_bounds_checks=True
         ),

@@ -22,9 +22,13 @@ class PrefillMath:
 
     settings: AttentionSettings
     loader: OperandLoader
-    places: Places
     group: int
     place_rows: int
+
+    @property
+    def places(self) -> Places:
+        """The places of tokens in a row."""
+        return self.loader.places
 
     @property
     def rows(self) -> int:
@@ -35,8 +39,8 @@ class PrefillMath:
         """Adds the chunk in `buffer [pages, rows, 128]`, whose first slot is `position` and of which `live`
         pages were fetched, for `num_queries` queries from position `query` on.
 
-        `q_ref [Hkv, rows, W]`. `softmax` is a `Softmax` of refs with KV heads in front, but for `total`,
-        whose lanes are parts of a sum: `whole_softmax` adds them, once.
+        `q_ref [Hkv, rows, key_width]`. `softmax` is a `Softmax` of refs with KV heads in front, but for
+        `total`, whose lanes are parts of a sum: `whole_softmax` adds them, once.
         """
         start, stop = self.settings.first_visible(query), query + num_queries
         tokens = buffer.shape[0] * self.loader.layout.block_size
@@ -65,8 +69,8 @@ class PrefillMath:
         """Of each score: its slot in the chunk, and its query in the tile."""
         row = lax.broadcasted_iota(jnp.int32, shape, 0)
         place = row // self.place_rows
-        column = self.loader.row_of(lax.broadcasted_iota(jnp.int32, shape, 1))
-        return column * self.places.count + place, row % self.place_rows // self.group
+        unit = self.loader.unit_of(lax.broadcasted_iota(jnp.int32, shape, 1), shape[1])
+        return unit * self.places.count + place, row % self.place_rows // self.group
 
     def _add(self, q_ref, buffer, softmax: Softmax, visible: jax.Array | None) -> None:
         """The scores of a head are asked for before the softmax of the one before: the two overlap."""

@@ -8,7 +8,6 @@ from pallas_kernels.layout import LANES
 from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu.chip import vmem_capacity, vmem_limit
 from pallas_kernels.tpu.operands import PAIRED_ROWS, OperandLoader
-from pallas_kernels.tpu.places import Places
 from pallas_kernels.tpu.prefill import PrefillPlan
 from pallas_kernels.tpu.prefill_math import PrefillMath
 
@@ -24,16 +23,16 @@ def plan_prefill(
 ) -> PrefillPlan:
     """The plan for a step of `tokens` tokens and tables of `table_width` entries; products are in `dtype`."""
     layout = settings.layout
-    loader, places = OperandLoader(layout, dtype), Places(layout.head_size)
+    loader = OperandLoader(layout, dtype)
     page_bytes = layout.used_words * 4
-    row_bytes = layout.num_kv_heads * places.count * (loader.width + 2 * LANES) * 4
+    row_bytes = layout.num_kv_heads * loader.places.count * (loader.value_width + 2 * LANES) * 4
     tile = max(1, min(TILE_ROWS // group, vmem_capacity() // TILE_SHARE // row_bytes // group, tokens))
     pages = max(min(CHUNK_TOKENS // layout.block_size, CHUNK_BYTES // page_bytes, table_width), 1)
-    whole_tiles = math.lcm(loader.page_rows, PAIRED_ROWS) // loader.page_rows
+    whole_tiles = math.lcm(loader.page_units, PAIRED_ROWS) // loader.page_units
     pages = -(-pages // whole_tiles) * whole_tiles
     place_rows = -(-tile * group // PAIRED_ROWS) * PAIRED_ROWS
     return PrefillPlan(
-        math=PrefillMath(settings, loader, places, group, place_rows),
+        math=PrefillMath(settings, loader, group, place_rows),
         tile=tile,
         blocks=pages,
         table_width=table_width,

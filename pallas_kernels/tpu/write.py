@@ -30,7 +30,7 @@ def write_kv_tpu(
     `interpret` is `pallas_call`'s.
     """
     layout = settings.layout
-    if not layout.rows_are_whole:  # no DMA writes a part of a row
+    if not layout.rows_are_whole or len(set(layout.token_words)) > 1:  # no DMA writes a part of a row
         return write_kv_xla(pages, k, v, batch, table, settings)
     tokens = k.shape[0]
     rows, width = table.block_ids.shape

@@ -34,7 +34,10 @@ def test_a_cpu_takes_xla():
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"head_size": 96}, "head_size 96 is not a multiple of 128"),
+        ({"head_size": 20}, "head sizes 20 and 20 of K and V are not multiples of 8"),
+        ({"head_size": 96}, "block_size 8 is not a multiple of 32"),
+        ({"head_size": 192, "head_size_v": 64, "dtype": "bfloat16"}, "64 words of two elements a token"),
+        ({"head_size": 448, "head_size_v": 256, "dtype": "bfloat16"}, "two halves of 96 elements"),
         ({"head_size": 64}, "block_size 8 is not a multiple of 16"),
         ({"block_size": 4}, "block_size 4 is not a multiple of 8"),
         ({"spare_width": 200_000}, "above 524288"),

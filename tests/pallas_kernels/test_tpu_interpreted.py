@@ -89,6 +89,38 @@ def test_heads_of_64_with_sinks(dtype, group, window):
     check(step, window=window, sinks=np.linspace(-4, 4, 2 * group, dtype=np.float32))
 
 
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [
+        ({"head_size": 80, "block_size": 64}, "bfloat16"),
+        ({"head_size": 96, "block_size": 32}, "bfloat16"),
+        ({"head_size": 96, "block_size": 32}, "float32"),
+        ({"head_size": 192, "block_size": 16}, "bfloat16"),
+        ({"head_size": 192, "head_size_v": 128, "block_size": 32}, "bfloat16"),
+        ({"head_size": 192, "head_size_v": 128, "block_size": 16}, "float32"),
+        ({"head_size": 128, "head_size_v": 192, "block_size": 32}, "bfloat16"),
+        ({"head_size": 576, "head_size_v": 512, "block_size": 32, "latent": True}, "bfloat16"),
+        ({"head_size": 192, "head_size_v": 128, "block_size": 16, "latent": True}, "float32"),
+    ],
+    ids=lambda case: case if isinstance(case, str) else "-".join(str(x) for x in case.values()),
+)
+def test_heads_that_share_rows_and_values_of_another_size(sizes, dtype):
+    """Tables start inside a window; queries begin and end inside the rows that tokens share."""
+    size = sizes["block_size"]
+    step = make_step(
+        seq_lens=[1, size + 3, 2 * size, size + 6],
+        query_lens=[1, 1, 1, 9],
+        heads=1 if sizes.get("latent") else 2,
+        group=3,
+        dtype=dtype,
+        activation_dtype=dtype,
+        window=size,
+        spare_rows=1,
+        **sizes,
+    )
+    check(step, window=size)
+
+
 def test_decodes_of_every_length_around_a_page():
     """More sequences than one grid step takes, the last step not full."""
     step = make_step(seq_lens=[1, 7, 8, 9, 17, 16], query_lens=[1] * 6, block_size=8, head_size=128, group=2)
