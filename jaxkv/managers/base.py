@@ -192,21 +192,22 @@ class Manager(ABC):
         leaders: NDArray[np.int32],
         keys: list[bytes],
         strong: NDArray[np.bool_] | bool,
-        ready_step: NDArray[np.int64] | int,
+        ready_step: NDArray[np.int64] | int | None,
     ) -> None:
         """Units that a row holds can be found from now on, by these hashes."""
         if not self.context.keeps_unwanted and not np.all(strong):
             if isinstance(strong, bool):
                 return
             keys, leaders = [key for key, kept in zip(keys, strong, strict=True) if kept], leaders[strong]
-            ready_step = ready_step if isinstance(ready_step, int) else ready_step[strong]
+            if isinstance(ready_step, np.ndarray):
+                ready_step = ready_step[strong]
             strong = True
         index = leaders.astype(np.intp)
         self.index.add(keys, index)
         self.pool.set_cached(index, strong, ready_step)
         self._tell_cached(index, keys)
 
-    def _add_one_to_index(self, leader: int, key: bytes, strong: bool, ready_step: int) -> None:
+    def _add_one_to_index(self, leader: int, key: bytes, strong: bool, ready_step: int | None) -> None:
         """`_add_to_index` of one unit."""
         if strong or self.context.keeps_unwanted:
             self.index.add_one(key, leader)

@@ -88,7 +88,7 @@ class PositionalManager(Manager):
         first, n, size = self.first_block.item(row), self.count.item(row), self.block_size
         leaders = self.ids[0, row, :n][::-1].astype(np.intp)
         self.count[row] = 0
-        return Units(leaders, range((first + n) * size, first * size, -size))
+        return Units(leaders, np.arange(-(first + n) * size, -first * size, size))
 
     def units_of(self, row: int) -> NDArray[np.int32]:
         return self.ids[0, row, : self.count[row]]
@@ -176,13 +176,14 @@ class PositionalManager(Manager):
         if stop > start:
             keys = hashes[start * scale + scale - 1 : stop * scale : scale]
             strong = self.wanted(start, stop, filled.info.boundaries)
+            ready = filled.ready_step if self.context.fine_grained else None
             if stop == start + 1:
                 leader = int(self.ids[0, row, start - first])
                 wanted = strong if isinstance(strong, bool) else bool(strong[0])
-                self._add_one_to_index(leader, keys[0], wanted, filled.ready_step)
+                self._add_one_to_index(leader, keys[0], wanted, ready)
             else:
                 leaders = self.ids[0, row, start - first : stop - first]
-                self._add_to_index(leaders, keys, strong, filled.ready_step)
+                self._add_to_index(leaders, keys, strong, ready)
             self.cached[row] = stop
             if self.context.events is not None:
                 self._report(filled, start, stop, keys)
@@ -203,8 +204,7 @@ class PositionalManager(Manager):
         # The usual case: one block each.
         leaders = self.ids[0, rows, starts - firsts]
         keys = [one.hashes[stop * scale - 1] for one, stop in zip(filled, stops, strict=True)]
-        ready = np.array([one.ready_step for one in filled])
-        self._add_to_index(leaders, keys, self.wanted_last(stops, filled), ready)
+        self._add_to_index(leaders, keys, self.wanted_last(stops, filled), None)
         self.cached[rows] = starts + 1
 
     def wanted_last(self, stops: list[int], filled: Sequence[Filled]) -> NDArray[np.bool_] | bool:

@@ -47,7 +47,8 @@ class BlockPool:
     cached: bool[num_blocks], whether the unit is in its manager's index. owner: int16[num_blocks], number of
     that manager.
     strong: bool[num_blocks], whether the retention policy wants the cached unit.
-    ready_step: int64[num_blocks], first step that may read a cached unit's content before it runs.
+    ready_step: int64[num_blocks], first step that may read a cached unit's content before it runs; kept for
+    states, and for blocks that hits may end in.
     hash_of: object[num_blocks], the hash (bytes) of each cached unit, by leader; None for all others.
     num_free: ids that can be taken at once, cached ones included.
     credits: by level, how many more units must be freed before one of that level goes.
@@ -112,12 +113,15 @@ class BlockPool:
         stop = self._num_plain
         self._num_plain -= needed
         self.num_free -= needed
-        ids = self._plain[self._num_plain : stop][::-1].reshape(num_units, width).T.copy()
-        leaders = ids[0]
-        self._words[leaders] = self._new_words[manager]
+        ids = self._plain[self._num_plain : stop][::-1]
         members = self._members[manager]
-        if members is not None:
-            members[leaders] = ids.T
+        if members is None:
+            ids = ids[None].copy()
+            self._words[ids[0]] = self._new_words[manager]
+            return ids
+        ids = ids.reshape(num_units, width).T.copy()
+        self._words[ids[0]] = self._new_words[manager]
+        members[ids[0]] = ids.T
         return ids
 
     def take_unit(self, manager: int) -> NDArray[np.intp]:
@@ -213,8 +217,8 @@ class BlockPool:
     ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
         """Those of the free units without content become plain ids; returns the others and their words."""
         cached = words >= CACHED
-        num_plain = len(cached) - int(np.count_nonzero(cached))
-        if cached[:num_plain].any():
+        num_plain = len(cached) - np.count_nonzero(cached)
+        if np.count_nonzero(cached[:num_plain]):
             self._push_plain(leaders[~cached])
             return leaders[cached], words[cached]
         # Usually what a request has not filled comes first.
@@ -244,15 +248,16 @@ class BlockPool:
         self,
         leaders: NDArray[np.integer] | int,
         strong: NDArray[np.bool_] | bool,
-        ready_step: NDArray[np.int64] | int,
+        ready_step: NDArray[np.int64] | int | None,
     ) -> None:
         """Units (or one) that somebody holds get content worth keeping. Their hashes are the manager's to
-        record.
+        record. ready_step: None where nobody asks.
         """
         if not isinstance(leaders, int):
             leaders = _as_index(leaders)
         self._units.get_content(leaders, strong)
-        self.ready_step[leaders] = ready_step
+        if ready_step is not None:
+            self.ready_step[leaders] = ready_step
 
     def forget(self, manager: int, leaders: NDArray[np.integer]) -> None:
         """Units of a manager lose their content: free ones become plain ids, held ones stay with their
@@ -328,20 +333,24 @@ class BlockPool:
         leaders = queue.front(room)
         if not len(leaders):
             return
-        owners = self.owner[leaders]
+        first = last = 0
+        if len(self.widths) > 1:
+            owners = self.owner[leaders]
+            first, last = int(np.minimum.reduce(owners)), int(np.maximum.reduce(owners))
+        if first == last:
+            leaders = leaders[: -(-room // self.widths[first])]
+            queue.drop_up_to(leaders.item(-1))
+            self._evict_all(first, leaders)
+            return
         if self._are_wide:
             reached = self._width_array[owners].cumsum()
             num_enough = int(reached.searchsorted(room)) + 1
             leaders, owners = leaders[:num_enough], owners[:num_enough]
-        queue.drop_up_to(int(leaders[-1]))
-        first, last = int(np.minimum.reduce(owners)), int(np.maximum.reduce(owners))
-        if first == last:
-            self._evict_all(first, leaders)
-        else:
-            for manager in range(first, last + 1):
-                theirs = leaders[owners == manager]
-                if len(theirs):
-                    self._evict_all(manager, theirs)
+        queue.drop_up_to(leaders.item(-1))
+        for manager in range(first, last + 1):
+            theirs = leaders[owners == manager]
+            if len(theirs):
+                self._evict_all(manager, theirs)
 
     def _evict_all(self, manager: int, leaders: NDArray[np.intp]) -> None:
         """Free units of a manager, which are in no queue any more, become plain ids."""
