@@ -333,14 +333,13 @@ class BlockPool:
         leaders = queue.front(room)
         if not len(leaders):
             return
-        first = last = 0
-        if len(self.widths) > 1:
-            owners = self.owner[leaders]
-            first, last = int(np.minimum.reduce(owners)), int(np.maximum.reduce(owners))
+        if len(self.widths) == 1:
+            self._evict_first(queue, 0, leaders, room)
+            return
+        owners = self.owner[leaders]
+        first, last = int(np.minimum.reduce(owners)), int(np.maximum.reduce(owners))
         if first == last:
-            leaders = leaders[: -(-room // self.widths[first])]
-            queue.drop_up_to(leaders.item(-1))
-            self._evict_all(first, leaders)
+            self._evict_first(queue, first, leaders, room)
             return
         if self._are_wide:
             reached = self._width_array[owners].cumsum()
@@ -351,6 +350,12 @@ class BlockPool:
             theirs = leaders[owners == manager]
             if len(theirs):
                 self._evict_all(manager, theirs)
+
+    def _evict_first(self, queue: LruQueue, manager: int, leaders: NDArray[np.intp], room: int) -> None:
+        """Turns as many of a queue's first units, all of one manager, into plain ids as `room` takes."""
+        leaders = leaders[: -(-room // self.widths[manager])]
+        queue.drop_up_to(leaders.item(-1))
+        self._evict_all(manager, leaders)
 
     def _evict_all(self, manager: int, leaders: NDArray[np.intp]) -> None:
         """Free units of a manager, which are in no queue any more, become plain ids."""
