@@ -36,12 +36,11 @@ class ConvForm(NamedTuple):
         return stored[0]
 
     def chunk(self, state: jax.Array, chunk: Chunk) -> tuple[jax.Array, jax.Array]:
-        window = jnp.concatenate([state, chunk.inputs], axis=0)
         length, kernel = chunk.inputs.shape[0], self.weight.shape[0]
+        window = jnp.concatenate([state, chunk.inputs], axis=0)
+        window = lax.dynamic_update_slice_in_dim(window, state, chunk.first, 0)  # right before the tokens
         total = sum(window[tap : tap + length] * self.weight[tap] for tap in range(kernel))
-        return lax.dynamic_slice_in_dim(window, chunk.num_tokens, kernel - 1), self._finish(
-            jnp.asarray(total)
-        )
+        return lax.dynamic_slice_in_dim(window, chunk.stop, kernel - 1), self._finish(jnp.asarray(total))
 
     def close_state(self, state: jax.Array) -> jax.Array:
         return state[None]

@@ -6,15 +6,19 @@ from jax import lax
 
 
 def decays_between(logs: jax.Array) -> jax.Array:
-    """`[..., L, L]`: exp of the sum of `logs [..., L]` after token j up to token i, 0 for j after i.
+    """`[H, L, L]`: exp of the sum of `logs [H, L]` after token j up to token i, 0 for j after i.
 
-    Each sum is taken by itself. As differences of running sums, those after a strong decay would have its
-    rounding error.
+    Each sum is taken by itself, row i from row i - 1. As differences of running sums, those after a strong
+    decay would have its rounding error.
     """
-    length = logs.shape[-1]
-    after = jnp.tril(jnp.ones((length, length), bool), -1)
-    up_to = jnp.tril(jnp.ones((length, length), logs.dtype))
-    sums = jnp.einsum(
-        "im,...mj->...ij", up_to, jnp.where(after, logs[..., None], 0), precision=lax.Precision.HIGHEST
-    )
-    return jnp.where(up_to > 0, jnp.exp(sums), 0)
+    length = logs.shape[1]
+    column = jnp.arange(length)
+
+    def next_row(row: jax.Array, token: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        index, log = token
+        row = jnp.where(column < index, row + log[:, None], 0)
+        return row, row
+
+    _, rows = lax.scan(next_row, jnp.zeros_like(logs), (column, logs.T))
+    sums = rows.transpose(1, 0, 2)
+    return jnp.where(column[:, None] >= column, jnp.exp(sums), 0)

@@ -6,10 +6,11 @@ import jax
 
 
 class Chunk(NamedTuple):
-    """The first `num_tokens` of a chunk's rows are its tokens (`valid bool[L]`). Others hold anything."""
+    """Rows `first` up to `stop` (exclusive) are a chunk's tokens (`valid bool[L]`). Others hold anything."""
 
     inputs: Any
-    num_tokens: jax.Array
+    first: jax.Array
+    stop: jax.Array
     valid: jax.Array
 
 
@@ -35,7 +36,7 @@ class Form(Protocol):
         ...
 
     def chunk(self, state: jax.Array, chunk: Chunk) -> tuple[jax.Array, jax.Array]:
-        """The carried state after a chunk's tokens, and outputs `[L, ...]`, of any value past the tokens."""
+        """The carried state after a chunk's tokens, and outputs `[L, ...]`, of any value in other rows."""
         ...
 
     def close_state(self, state: jax.Array) -> jax.Array:

@@ -63,7 +63,7 @@ class SelectiveForm(NamedTuple):
             return state, out
 
         out = jnp.zeros((length, *self.out_shape), jnp.float32)
-        return lax.fori_loop(0, (chunk.num_tokens + turn - 1) // turn, some, (state, out))
+        return lax.fori_loop(chunk.first // turn, (chunk.stop + turn - 1) // turn, some, (state, out))
 
     def close_state(self, state: jax.Array) -> jax.Array:
         return state[None]

@@ -79,8 +79,9 @@ class SsdForm(NamedTuple):
             *(jnp.where(chunk.valid.reshape(-1, *(1 for _ in x.shape[1:])), x, 0) for x in chunk.inputs)
         )
         length, in_group = chunk.valid.shape[0], self.heads // self.groups
-        logs = (tokens.dt * self.a).T.reshape(self.groups, in_group, length)
-        decays, from_start = decays_between(logs), jnp.exp(jnp.cumsum(logs, axis=-1))
+        logs = (tokens.dt * self.a).T
+        decays = decays_between(logs).reshape(self.groups, in_group, length, length)
+        from_start = jnp.exp(jnp.cumsum(logs, axis=1)).reshape(self.groups, in_group, length)
         x = (tokens.dt[:, :, None] * tokens.x).reshape(length, self.groups, in_group, self.head_size)
         x = x.transpose(1, 2, 0, 3)  # [G, heads of a group, L, P]
         b, c = (value.transpose(1, 0, 2) for value in (tokens.b, tokens.c))  # [G, L, N]

@@ -24,7 +24,7 @@ ones leave the cache between reading and writing."""
 
 
 class _Outputs(NamedTuple):
-    """Outputs `[T + L, ...]` and the pool, so far."""
+    """Outputs `[T, ...]`, 0 for tokens that have not been computed, and the pool, so far."""
 
     out: jax.Array
     pool: jax.Array
@@ -33,37 +33,37 @@ class _Outputs(NamedTuple):
 def walk(
     form: Form, inputs: Any, pages: jax.Array, batch: RaggedBatch, table: StateTable, place: StatePlace
 ) -> StepResult:
-    """`form` over the tokens of `inputs` (a pytree of `[T, ...]`). The contract is that of `scan_tokens`."""
+    """`form` over the tokens of `inputs` (a pytree of `[T, ...]`). The contract is that of `scan_tokens`.
+
+    Nothing of the inputs' size is made but the outputs: on a CPU the first touch of new memory costs more
+    than several passes over it.
+    """
     tokens, rows = batch.positions.shape[0], table.read.shape[0]
-    length = min(form.length, tokens)
-    spare = max(0 if batch.decode_only else length, rows - tokens)
-    inputs = jax.tree.map(lambda x: jnp.pad(x, ((0, spare), *((0, 0),) * (x.ndim - 1))), inputs)
-    so_far = _Outputs(jnp.zeros((tokens + spare, *form.out_shape), jnp.float32), open_pool(pages, place))
+    so_far = _Outputs(jnp.zeros((tokens, *form.out_shape), jnp.float32), open_pool(pages, place))
     if rows * 4 * prod(place.shape) <= BATCH_BYTES:
         so_far = _decode_together(form, inputs, so_far, batch, table, place)
     else:
         so_far = _decode_one_by_one(form, inputs, so_far, batch, table, place)
     if not batch.decode_only:
-        so_far = _prefill(form, length, inputs, so_far, batch, table, place)
-    out = so_far.out[:tokens]
-    real = (batch.seq_ids < rows).reshape(-1, *(1 for _ in form.out_shape))
-    return StepResult(jnp.where(real, out, 0), close_pool(so_far.pool, place))
+        so_far = _prefill(form, min(form.length, tokens), inputs, so_far, batch, table, place)
+    return StepResult(so_far.out, close_pool(so_far.pool, place))
 
 
 def _decode_together(
     form: Form, inputs: Any, so_far: _Outputs, batch: RaggedBatch, table: StateTable, place: StatePlace
 ) -> _Outputs:
-    rows = table.read.shape[0]
-    states = jax.vmap(lambda blocks: read_state(so_far.pool, blocks, place))(table.read)
-    first = jax.tree.map(lambda x: x[:rows].astype(jnp.float32), inputs)
-    states, out = jax.vmap(form.step)(states, first)
+    most = min(table.read.shape[0], batch.positions.shape[0])
+    states = jax.vmap(lambda blocks: read_state(so_far.pool, blocks, place))(table.read[:most])
+    states, out = jax.vmap(form.step)(states, jax.tree.map(lambda x: x[:most].astype(jnp.float32), inputs))
+    decodes = (jnp.arange(most) < batch.num_decodes).reshape(-1, *(1 for _ in form.out_shape))
 
     def store(seq: jax.Array, pool: jax.Array) -> jax.Array:
         stored = lax.dynamic_index_in_dim(states, seq, keepdims=False)
         return _store(pool, stored, seq, batch.seq_lens[seq], table, place, last=True)
 
     pool = lax.fori_loop(0, batch.num_decodes, store, so_far.pool)
-    return _Outputs(lax.dynamic_update_slice_in_dim(so_far.out, out, 0, 0), pool)
+    out = lax.dynamic_update_slice_in_dim(so_far.out, jnp.where(decodes, out, 0), 0, 0)
+    return _Outputs(out, pool)
 
 
 def _decode_one_by_one(
@@ -89,6 +89,8 @@ def _prefill(
     table: StateTable,
     place: StatePlace,
 ) -> _Outputs:
+    tokens = batch.positions.shape[0]
+
     def sequence(seq: jax.Array, so_far: _Outputs) -> _Outputs:
         begin, end = batch.query_starts[seq], batch.query_starts[seq + 1]
         to_len = batch.seq_lens[seq] - end  # tokens of the sequence up to index i (exclusive): i + this
@@ -99,17 +101,20 @@ def _prefill(
             first, state, so_far = carry
             stops = table.checkpoint_lens[seq] - to_len
             stop = jnp.minimum(jnp.where(stops > first, stops, end).min(initial=end), first + length)
+            start = jnp.minimum(first, tokens - length)  # the last chunk's rows begin before its tokens
             window = jax.tree.map(
-                lambda x: lax.dynamic_slice_in_dim(x, first, length).astype(jnp.float32), inputs
+                lambda x: lax.dynamic_slice_in_dim(x, start, length).astype(jnp.float32), inputs
             )
-            count = stop - first
-            state, out = form.chunk(state, Chunk(window, count, jnp.arange(length) < count))
+            row = start + jnp.arange(length)
+            chunk = Chunk(window, first - start, stop - start, (row >= first) & (row < stop))
+            state, out = form.chunk(state, chunk)
             pool = so_far.pool
             if table.checkpoint.shape[1]:
                 stored = form.close_state(state)
                 pool = _store(pool, stored, seq, stop + to_len, table, place, last=False)
-            out = lax.dynamic_update_slice_in_dim(so_far.out, out, first, 0)
-            return stop, state, _Outputs(out, pool)
+            valid = chunk.valid.reshape(-1, *(1 for _ in form.out_shape))
+            out = jnp.where(valid, out, lax.dynamic_slice_in_dim(so_far.out, start, length))
+            return stop, state, _Outputs(lax.dynamic_update_slice_in_dim(so_far.out, out, start, 0), pool)
 
         state = form.open_state(read_state(so_far.pool, table.read[seq], place))
         _, state, so_far = lax.while_loop(lambda carry: carry[0] < end, one_chunk, (begin, state, so_far))
