@@ -10,7 +10,7 @@ from jaxkv.kv_cache_dtype import choose_kv_cache_dtype
 from jaxkv.memory_size import parse_memory_size
 from jaxkv.model_config import ModelCache, read_model_cache
 from jaxkv.model_config.layer_list import read_layer_list
-from jaxkv.model_config.model_cache import DTYPE_NAMES
+from jaxkv.model_config.model_cache import DTYPE_NAMES, cache_dtype_named, state_dtype_named
 from jaxkv.model_config.parameters import count_parameters
 from jaxkv.planning.machine import Machine, MemoryBudget, activation_reserve, make_machine, memory_budget
 from jaxkv.planning.plan import PlanConfig
@@ -98,17 +98,23 @@ def inputs_of(args: argparse.Namespace, model: str | None) -> PlanInputs:
 
 def _check_unused(args: argparse.Namespace) -> None:
     """Options that this model or machine has no use for must make sense all the same."""
-    for dtype in (args.dtype, args.weight_dtype, args.state_dtype):
-        _check_dtype(dtype)
+    for dtype, named in (
+        (args.dtype, cache_dtype_named),
+        (args.state_dtype, state_dtype_named),
+        (args.weight_dtype, _weight_dtype_named),
+    ):
+        if dtype != "auto":
+            named(dtype)
     choose_kv_cache_dtype(args.kv_cache_dtype, args.dtype)
     for size in (args.memory, args.weights):
         if size is not None:
             parse_memory_size(size)
 
 
-def _check_dtype(dtype: str) -> None:
-    if dtype != "auto":
-        itemsize(DTYPE_NAMES.get(dtype, dtype))
+def _weight_dtype_named(name: str) -> str:
+    full = DTYPE_NAMES.get(name, name)
+    itemsize(full)
+    return full
 
 
 def _about(args: argparse.Namespace, cache: ModelCache) -> dict[str, Any]:
@@ -129,7 +135,7 @@ def _about(args: argparse.Namespace, cache: ModelCache) -> dict[str, Any]:
 
 def _weight_dtype(args: argparse.Namespace, cache: ModelCache) -> str:
     asked: str = args.weight_dtype
-    return cache.model_dtype if asked == "auto" else DTYPE_NAMES.get(asked, asked)
+    return cache.model_dtype if asked == "auto" else _weight_dtype_named(asked)
 
 
 def _plan_config(args: argparse.Namespace, machine: Machine, model_max_len: int | None) -> PlanConfig:

@@ -19,9 +19,29 @@ DTYPE_NAMES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp8": 
 """Short names of element types."""
 
 _DTYPES = ("float32", "bfloat16", "float16")
-"""Dtypes that a config may name for the weights."""
+"""Dtypes that a config may name for the weights, and that recurrent states are kept in."""
+
+CACHE_DTYPES = (*_DTYPES, "float8_e4m3fn", "float8_e5m2", "int8")
+"""Dtypes that keys and values may be planned in."""
 
 STATE_DTYPE_KEYS = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
+
+
+def cache_dtype_named(name: str) -> str:
+    """The dtype of keys and values that `name` is short for; JaxkvError where it is none."""
+    return _dtype_named(name, CACHE_DTYPES, "keys and values")
+
+
+def state_dtype_named(name: str) -> str:
+    """The dtype of recurrent states that `name` is short for; JaxkvError where it is none."""
+    return _dtype_named(name, _DTYPES, "recurrent states")
+
+
+def _dtype_named(name: str, known: tuple[str, ...], what: str) -> str:
+    full = DTYPE_NAMES.get(name, name)
+    if full not in known:
+        raise JaxkvError(f"unknown dtype {name!r} of {what}; known are {', '.join(known)}")
+    return full
 
 
 @dataclass(frozen=True)
@@ -58,7 +78,7 @@ class ModelCache:
 
     def cache_dtype(self, dtype: str = "auto") -> str:
         """The element type of keys and values that is asked for; "auto" is the config's own."""
-        return self.model_dtype if dtype == "auto" else DTYPE_NAMES.get(dtype, dtype)
+        return self.model_dtype if dtype == "auto" else cache_dtype_named(dtype)
 
     def specs(
         self,
@@ -86,7 +106,7 @@ class ModelCache:
             block_size=block_size,
             dtype=choose_kv_cache_dtype(kv_cache_dtype, dtype),
             conv_dtype=model_dtype,
-            state_dtype=DTYPE_NAMES.get(state_dtype, state_dtype),
+            state_dtype=state_dtype_named(state_dtype),
             tensor_parallel=tensor_parallel,
         )
         return {name: cache.spec(choices) for name, cache in self.caches.items()}

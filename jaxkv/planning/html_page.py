@@ -19,10 +19,19 @@ from jaxkv.planning.drawings import (
 from jaxkv.planning.page_style import STYLE
 from jaxkv.planning.plan import CachePlan
 from jaxkv.planning.study import PlanStudy, study_report
+from jaxkv.planning.table import layer_slots
 from jaxkv.planning.waste import waste_of
 
 DRAWN_LENGTHS = (8192, 131072)
 """Tokens up to which memory is drawn, or the maximum length where that is shorter."""
+
+_LOST_EXACTLY = (
+    "A bar is one request of exactly that length, and what it loses swings with how full its last block is."
+)
+_LOST_ON_AVERAGE = (
+    "What is lost on average, at the top of this page, is the mean over the lengths around it, so that the "
+    "last block is half full; neither counts states that are kept for later prompts."
+)
 
 
 def html_page(studies: Sequence[PlanStudy]) -> str:
@@ -63,7 +72,7 @@ def _model(study: PlanStudy, report: dict[str, Any]) -> str:
         f"<li>{escape(note)}</li>" for note in (*study.warnings, *study.plan.notes, *_refusals(study))
     )
     pools = "".join(
-        f"<h3>{escape(name)}: {plan.layer_slots} layer slots of {format_bytes(plan.page_size_bytes)}</h3>"
+        f"<h3>{escape(name)}: {layer_slots(plan.layer_slots)} of {format_bytes(plan.page_size_bytes)}</h3>"
         f'{pool_drawing(plan)}<p class="sr">{escape(block_legend(plan))}</p>'
         for name, plan in plans.items()
         if name in ("split", "unified")
@@ -72,7 +81,8 @@ def _model(study: PlanStudy, report: dict[str, Any]) -> str:
         f"<main><h1>{escape(study.name)}</h1><p class='lead'>{escape(kinds)}. "
         f"{escape(_machine(report))}</p>{_tiles(report)}"
         f"<h2>Memory of one request over its length</h2>{_legend(plans)}{drawn}"
-        f"<h2>Where the bytes of one request go</h2>{_cause_legend()}"
+        f"<h2>Where the bytes of one request go</h2><p>{escape(_LOST_EXACTLY)} {escape(_LOST_ON_AVERAGE)}</p>"
+        f"{_cause_legend()}"
         f"{waste_drawing(plans, study.plan, lengths)}"
         f"<h2>The pool: groups and layer slots, to scale</h2><p>What lies under the block ids of each group, "
         f"each row as wide as its pages: colour is content, hatched is padding, outlined is empty.</p>{pools}"
@@ -119,7 +129,10 @@ def _tiles(report: dict[str, Any]) -> str:
         ),
         (format_bytes(report["bytes_per_state"]) if report["bytes_per_state"] else "none", "recurrent state"),
         (f"{report['hit_alignment']:,}", "tokens: the shortest prefix that can hit"),
-        (f"{100 * at_8k['mean_wasted_fraction']:.2f} %", f"lost at {at_8k['num_tokens']:,} tokens"),
+        (
+            f"{100 * at_8k['mean_wasted_fraction']:.2f} %",
+            f"lost at about {at_8k['num_tokens']:,} tokens, on average",
+        ),
         (f"{len(report['groups'])}", "groups"),
     ]
     cells = "".join(f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>" for value, what in tiles)

@@ -6,6 +6,10 @@ from typing import Any
 from jaxkv.memory_size import format_bytes
 from jaxkv.planning.study import PlanStudy, study_report
 from jaxkv.planning.table import columns, format_plan
+from jaxkv.specs import MambaSpec
+
+ENGINE_DEFAULTS = {"max_num_seqs": 8, "max_num_batched_tokens": 1024, "num_prefill_checkpoints": 1}
+"""Those of jaxkv.engine's LLM, which this side does not import."""
 
 
 def format_study(study: PlanStudy) -> str:
@@ -14,7 +18,7 @@ def format_study(study: PlanStudy) -> str:
     title = f"{study.name}: {report['cache_dtype']} cache, policy {study.plan.policy}"
     sections = [
         format_plan(study.plan, title, report),
-        _model_and_machine(report),
+        _model_and_machine(study, report),
         "  side by side\n\n" + columns(_ways(study)),
     ]
     sections += [f"  {name}: {why}" for name, why in study.others.items() if isinstance(why, str)]
@@ -22,9 +26,10 @@ def format_study(study: PlanStudy) -> str:
     return "\n\n".join(sections)
 
 
-def _model_and_machine(report: dict[str, Any]) -> str:
+def _model_and_machine(study: PlanStudy, report: dict[str, Any]) -> str:
     machine = report["machine"]
     rows = [
+        ("assumed", _assumed(study)),
         ("caches", ", ".join(f"{count} {kind}" for kind, count in report["layers_by_kind"].items())),
         (
             "bytes",
@@ -54,6 +59,21 @@ def _model_and_machine(report: dict[str, Any]) -> str:
     if report.get("parameters"):
         rows.append(("weights", f"{report['parameters'] / 1e9:.2f} billion in {report['weight_dtype']}"))
     return columns(rows)
+
+
+def _assumed(study: PlanStudy) -> str:
+    """How requests are served in this plan, and how the engine serves them unless told otherwise."""
+    config = study.config
+    here = {
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "num_prefill_checkpoints": study.plan.limits.num_prefill_checkpoint_blocks,
+    }
+    if not any(isinstance(spec, MambaSpec) for spec in study.specs.values()):
+        del here["num_prefill_checkpoints"]
+    settings = ", ".join(f"{name} {value:,}" for name, value in here.items())
+    engine = ", ".join(f"{ENGINE_DEFAULTS[name]:,}" for name in here)
+    return f"{settings}; an LLM plans with {engine} unless told otherwise"
 
 
 def _beside(report: dict[str, Any]) -> str:

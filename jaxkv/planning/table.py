@@ -51,7 +51,7 @@ def _groups(report: dict[str, Any]) -> str:
 
 
 def _pool(report: dict[str, Any]) -> str:
-    block = f"{report['layer_slots']} layer slots x {format_bytes(report['page_size_bytes'])}"
+    block = f"{layer_slots(report['layer_slots'])} x {format_bytes(report['page_size_bytes'])}"
     per_request = sum(report["blocks_per_request"])
     steady = sum(report["steady_blocks_per_request"])
     length = f"{report['max_model_len']:,} tokens"
@@ -93,6 +93,11 @@ def _waste(report: dict[str, Any]) -> str:
         for waste in report["waste"]
     ]
     return columns(rows)
+
+
+def layer_slots(count: int) -> str:
+    """ "1 layer slot", "2 layer slots"."""
+    return f"{count} layer slot" + "s" * (count != 1)
 
 
 def short_names(names: Sequence[str]) -> str:

@@ -1,5 +1,6 @@
 """Plans are checked against reality: what an engine allocates, and that it runs under either policy."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from jaxkv.cli import main
 from jaxkv.engine.cache_layout import cache_layout
 from jaxkv.kv_cache_dtype import KV_CACHE_DTYPES
 from jaxkv.planning import PlanConfig, make_plan
+from jaxkv.planning.study_table import ENGINE_DEFAULTS
 from jaxkv.specs import KVCacheSpec, MambaSpec
 from pallas_kernels import AttentionPageLayout
 from tests.engine.serving import load_script
@@ -168,3 +170,13 @@ def test_both_policies_give_the_same_tokens(engines: dict[str, LLM]) -> None:
     answers = [llm.generate([PROMPT], params)[0].token_ids for llm in engines.values()]
     assert len(answers[0]) == 24
     assert answers[0] == answers[1]
+
+
+def test_the_plan_says_what_it_assumes_and_what_an_engine_takes(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parameters = inspect.signature(LLM).parameters
+    assert {name: parameters[name].default for name in ENGINE_DEFAULTS} == ENGINE_DEFAULTS
+    assert main(["plan", str(folder), "--max-num-seqs", "2", "--max-num-batched-tokens", "32"]) == 0
+    assumed = "max_num_seqs 2, max_num_batched_tokens 32; an LLM plans with 8, 1,024 unless told otherwise"
+    assert assumed in capsys.readouterr().out

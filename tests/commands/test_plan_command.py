@@ -143,6 +143,7 @@ def test_several_models_in_one_table(capsys: pytest.CaptureFixture[str]) -> None
         (["--max-num-batched-tokens", "0"], "max_num_batched_tokens"),
         (["--max-block-growth", "0"], "max_block_growth"),
         (["--dtype", "bf8"], "unknown dtype 'bf8'"),
+        (["--dtype", "int16"], "unknown dtype 'int16' of keys and values; known are float32, bfloat16"),
         (["--policy", "best"], "unknown policy 'best'"),
         (["--page-alignment", "0"], "page_alignment_bytes"),
         (["--accelerator", "tpu-v9"], "unknown accelerator 'tpu-v9'; known are cpu"),
@@ -154,6 +155,10 @@ def test_several_models_in_one_table(capsys: pytest.CaptureFixture[str]) -> None
         (["--weights=-1"], "'-1' is not a memory size"),
         (["--weight-dtype", "bf8"], "unknown dtype 'bf8'"),
         (["--state-dtype", "bf8"], "unknown dtype 'bf8'"),
+        (
+            ["--state-dtype", "int8"],
+            "unknown dtype 'int8' of recurrent states; known are float32, bfloat16, float16",
+        ),
         (["--html", ""], "cannot write --html"),
         (["--html", "/nowhere/page.html"], "cannot write --html /nowhere/page.html"),
     ],

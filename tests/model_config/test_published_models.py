@@ -72,7 +72,7 @@ def test_one_based_layer_numbers() -> None:
 
 
 def test_keys_and_values_of_8_bits_have_the_scales_of_vllm_per_token_and_head() -> None:
-    """vLLM 0.33, `TritonAttentionBackend`: head_size + head_size_v elements and two float32 a token and head."""
+    """vLLM 0.33, `TritonAttentionBackend`: of a token and head its elements and two float32."""
     cache = model_cache_from_config(read("gemma-3-270m"))
     pages = {dtype: cache.specs(16, dtype)["layers.0"].page_size_bytes for dtype in ("bf16", "fp8", "int8")}
     assert pages == {"bf16": 16384, "fp8": 8192 + 16 * 8, "int8": 8192 + 16 * 8}
@@ -90,7 +90,7 @@ def test_the_dtype_of_keys_and_values_leaves_states_alone(name: str) -> None:
 
 
 def test_an_unknown_dtype_of_keys_and_values_is_refused() -> None:
-    with pytest.raises(JaxkvError, match="kv_cache_dtype must be one of auto, bfloat16, .*, not 'fp4'"):
+    with pytest.raises(JaxkvError, match=r"kv_cache_dtype must be one of auto, bfloat16, .*, not 'fp4'"):
         model_cache_from_config(read("gemma-3-270m")).specs(16, kv_cache_dtype="fp4")
 
 
@@ -168,3 +168,24 @@ def test_an_unknown_architecture_names_the_keys_that_were_looked_for() -> None:
         "--layers",
     ):
         assert part in str(error.value)
+
+
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_a_file_without_model_type_is_known_by_its_class(name: str) -> None:
+    config = read(name)
+    if not config.get("architectures"):
+        pytest.skip("the file names no class")
+    whole = model_cache_from_config(config, name)
+    without = {key: value for key, value in config.items() if key != "model_type"}
+    assert model_cache_from_config(without, name).layers == whole.layers
+
+
+def test_classes_of_files_that_name_none_are_known() -> None:
+    """The classes are transformers' for these model types."""
+    for name, architecture in (("lfm3-1.7b", "Lfm3ForCausalLM"), ("lara-4-mini", "LaraMiniForCausalLM")):
+        config = read(name)
+        whole = model_cache_from_config(config, name)
+        del config["model_type"]
+        assert (
+            model_cache_from_config({**config, "architectures": [architecture]}, name).layers == whole.layers
+        )
