@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from pallas_kernels.batch import GroupTable, RaggedBatch
-from pallas_kernels.layout import LANES
+from pallas_kernels.layout import LANES, AttentionPageLayout
 from pallas_kernels.settings import AttentionSettings
 
 
@@ -25,10 +25,7 @@ def write_kv_xla(
     entry = jnp.clip(batch.positions // layout.block_size - table.first_block[seq], 0, width - 1)
     page = table.block_ids[seq, entry] * settings.layer_slots + settings.layer_slot
     slot = batch.positions % layout.block_size
-    sizes = set(layout.token_words)
-    in_rows = layout.rows_are_whole or (len(sizes) == 1 and LANES % max(sizes) == 0)
-    # Parts of rows are addressed by word, or in their row where none goes on in the next: a TPU would copy
-    # the pool to reshape it.
+    in_rows = _fits_rows(layout)
     operand = pages if in_rows else pages.reshape(pages.shape[0], layout.page_rows * LANES)
     count = batch.query_starts[batch.num_seqs]
 
@@ -39,9 +36,20 @@ def write_kv_xla(
             window = (max(size // LANES, 1), min(size, LANES)) if in_rows else (size,)
             for head in range(layout.num_kv_heads):
                 word = layout.first_word(head, plane) + slot[token] * size
-                in_row = 0 if layout.rows_are_whole else word % LANES
-                at = (page[token], word // LANES, in_row) if in_rows else (page[token], word)
+                at = (page[token], word // LANES, word % LANES) if in_rows else (page[token], word)
                 pool = lax.dynamic_update_slice(pool, piece[:, head].reshape(1, *window), at)
         return pool
 
     return lax.fori_loop(0, count, write_token, operand).reshape(pages.shape)
+
+
+def _fits_rows(layout: AttentionPageLayout) -> bool:
+    """Whether no part of a token goes on in the next row of 128 words, unless it is whole rows.
+
+    Tokens are then addressed in the pool as it is: a TPU would copy it to reshape it.
+    """
+    return all(
+        max(size, LANES) % min(size, LANES) == 0 and layout.first_word(head, plane) % min(size, LANES) == 0
+        for plane, size in enumerate(layout.token_words)
+        for head in range(layout.num_kv_heads)
+    )
