@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pallas_kernels import AttentionPageLayout, GroupTable, RaggedBatch, write_kv
+from pallas_kernels import AttentionPageLayout, GroupTable, RaggedBatch, write_kv, write_latent
 from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu.decode import DecodeScalars, attend_decodes
 from pallas_kernels.tpu.decode_plan import plan_decode
@@ -115,6 +115,12 @@ CASES: dict[str, Case] = {
     "deepseek-v3/8 prefill": replace(_DEEPSEEK_V3, q_heads=16, sequences=1, new=2048),
     "gemma3-27b/4 write decode": replace(_GEMMA_27B, kernel="write", quick=True),
     "gemma3-27b/4 write prefill": replace(_CHUNK, kernel="write"),
+    "gpt-oss-120b/4 write decode": replace(_GPT_OSS, kernel="write"),
+    "phi-2/4 write decode": replace(_PHI2, kernel="write"),
+    "phi-3-mini/4 write prefill": replace(_PHI3_MINI, kernel="write", sequences=1, new=2048),
+    "mimo-v2/4 write decode": replace(_MIMO_V2, kernel="write"),
+    "deepseek-v3 write decode": replace(_DEEPSEEK_V3, kernel="write", quick=True),
+    "deepseek-v3 write prefill": replace(_DEEPSEEK_V3, kernel="write", sequences=1, new=2048),
 }
 
 
@@ -217,16 +223,21 @@ def _build_write(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -> 
         num_decodes=_ints(case.sequences if case.new == 1 else 0),
         num_seqs=_ints(case.sequences),
     )
-    tokens = (case.sequences * case.new, case.kv_heads, case.head_size)
-    kv = jax.ShapeDtypeStruct(tokens, jnp.dtype(case.dtype))
+    sizes = (case.head_size,) if case.latent else (case.head_size, case.layout.value_size)
+    kv = tuple(
+        jax.ShapeDtypeStruct((case.sequences * case.new, case.kv_heads, size), jnp.dtype(case.dtype))
+        for size in sizes
+    )
 
     def write(
-        pages: jax.Array, k: jax.Array, v: jax.Array, batch: RaggedBatch, table: GroupTable
+        pages: jax.Array, kv: tuple[jax.Array, ...], batch: RaggedBatch, table: GroupTable
     ) -> jax.Array:
         place = {"layout": case.layout, "layer_slot": 0, "layer_slots": 1}
-        return write_kv(pages, k, v, batch, table, implementation="pallas_tpu", **place)
+        if case.latent:
+            return write_latent(pages, kv[0], batch, table, implementation="pallas_tpu", **place)
+        return write_kv(pages, kv[0], kv[1], batch, table, implementation="pallas_tpu", **place)
 
-    return Built(write, (pages, kv, kv, batch, table), 0)
+    return Built(write, (pages, kv, batch, table), 0)
 
 
 def _ints(values: Any) -> Any:

@@ -12,7 +12,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.batch import GroupTable, RaggedBatch
 from pallas_kernels.layout import LANES, AttentionPageLayout
 from pallas_kernels.settings import AttentionSettings
-from pallas_kernels.xla.write import write_kv_xla
+from pallas_kernels.tpu.write_shared import write_shared_rows
 
 
 def write_kv_tpu(
@@ -25,19 +25,32 @@ def write_kv_tpu(
     *,
     interpret: Any = False,
 ) -> jax.Array:
-    """Same contract as `write_kv_reference`; in plain XLA for heads narrower than 128.
-
-    `interpret` is `pallas_call`'s.
-    """
+    """Same contract as `write_kv_reference`. `interpret` is `pallas_call`'s."""
     layout = settings.layout
-    if not layout.rows_are_whole or len(set(layout.token_words)) > 1:  # no DMA writes a part of a row
-        return write_kv_xla(pages, k, v, batch, table, settings)
-    tokens = k.shape[0]
-    rows, width = table.block_ids.shape
-    parts = layout.head_size // LANES
-    words = jnp.stack(layout.pack_tokens(k, v), axis=2).transpose(1, 2, 0, 3)  # [Hkv, planes, T, D]
-    words = words.reshape(layout.num_kv_heads * layout.planes, tokens * parts, LANES)
+    planes = layout.pack_tokens(k, v)
+    whole = {plane: words for plane, words in enumerate(planes) if words.shape[2] % LANES == 0}
+    if whole:
+        pages = _write_whole_rows(pages, whole, batch, table, settings, interpret=interpret)
+    for plane, words in enumerate(planes):
+        if plane not in whole:
+            pages = write_shared_rows(pages, words, plane, batch, table, settings, interpret=interpret)
+    return pages
 
+
+def _write_whole_rows(
+    pages: jax.Array,
+    planes: dict[int, jax.Array],
+    batch: RaggedBatch,
+    table: GroupTable,
+    settings: AttentionSettings,
+    *,
+    interpret: Any,
+) -> jax.Array:
+    """The pool with words of the step's tokens in some planes, `uint32[T, Hkv, multiple of 128]` each."""
+    layout = settings.layout
+    tokens = batch.positions.shape[0]
+    rows, width = table.block_ids.shape
+    words = [x.transpose(1, 0, 2).reshape(x.shape[1], -1, LANES) for x in planes.values()]
     seq = jnp.minimum(batch.seq_ids, rows - 1)
     entry = jnp.clip(batch.positions // layout.block_size - table.first_block[seq], 0, width - 1)
     page = table.block_ids[seq, entry] * settings.layer_slots + settings.layer_slot
@@ -52,44 +65,44 @@ def write_kv_tpu(
     )
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(
-        partial(_kernel, layout),
+        partial(_kernel, layout, tuple(planes)),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(1,),
-            in_specs=[anywhere, anywhere],
+            in_specs=[anywhere] * (len(words) + 1),
             out_specs=anywhere,
             scratch_shapes=[pltpu.SemaphoreType.DMA(())],
         ),
         out_shape=jax.ShapeDtypeStruct(pages.shape, pages.dtype),
-        input_output_aliases={len(scalars) + 1: 0},
+        input_output_aliases={len(scalars) + len(words): 0},
         interpret=interpret,
         name="write_kv",
-    )(*scalars, words, pages)
+    )(*scalars, *words, pages)
 
 
 def _kernel(
     layout: AttentionPageLayout,
+    planes: tuple[int, ...],
     count_ref,
     page_ref,
     slot_ref,
     fills_page_ref,
-    words_ref,
-    _,
-    pages_ref,
-    semaphore,
+    *refs,
 ) -> None:
     """Starts every copy, then waits for every copy: no two touch the same rows."""
-    parts = layout.head_size // LANES
+    *words_refs, _, pages_ref, semaphore = refs
 
     def copies(token, size):
-        """One DMA a plane for `size` tokens from `token` on, all of one page."""
-        for plane in range(layout.num_kv_heads * layout.planes):
-            row = (plane * layout.block_size + slot_ref[token]) * parts
-            yield pltpu.make_async_copy(
-                words_ref.at[plane, pl.ds(token * parts, size * parts)],
-                pages_ref.at[page_ref[token], pl.ds(row, size * parts)],
-                semaphore,
-            )
+        """One DMA a head and plane for `size` tokens from `token` on, all of one page."""
+        for head in range(layout.num_kv_heads):
+            for plane, words_ref in zip(planes, words_refs, strict=True):
+                parts = layout.token_words[plane] // LANES
+                row = layout.first_word(head, plane) // LANES + slot_ref[token] * parts
+                yield pltpu.make_async_copy(
+                    words_ref.at[head, pl.ds(token * parts, size * parts)],
+                    pages_ref.at[page_ref[token], pl.ds(row, size * parts)],
+                    semaphore,
+                )
 
     def walk(act):
         """Calls `act` on every copy, in steps of a whole page where the step's tokens fill one."""

@@ -6,7 +6,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.settings import AttentionSettings
-from pallas_kernels.tpu import decode_plan, parts, prefill_plan
+from pallas_kernels.tpu import decode_plan, parts, prefill_plan, write_shared
 from pallas_kernels.tpu.attention import paged_attention_tpu
 from pallas_kernels.tpu.write import write_kv_tpu
 from tests.pallas_kernels.cases import Step, attention_by_hand, make_step, written_by_hand
@@ -22,6 +22,7 @@ def small_buffers(monkeypatch):
     monkeypatch.setattr(decode_plan, "SEQUENCES", 4)
     monkeypatch.setattr(prefill_plan, "CHUNK_TOKENS", 16)
     monkeypatch.setattr(prefill_plan, "TILE_ROWS", 16)
+    monkeypatch.setattr(write_shared, "STEP_BYTES", 1)
 
 
 def settings_of(step: Step, **rest) -> AttentionSettings:
@@ -158,20 +159,31 @@ def test_steps_of_one_kind_only(seq_lens, query_lens):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(("heads", "head_size"), [(1, 256), (2, 128)])
-def test_written_pages_equal_the_definition_word_for_word(dtype, heads, head_size):
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"heads": 1, "head_size": 256},
+        {"heads": 2, "head_size": 128},
+        {"heads": 2, "head_size": 64},
+        {"heads": 2, "head_size": 96},
+        {"heads": 1, "head_size": 256, "head_size_v": 192},
+        {"heads": 1, "head_size": 576, "head_size_v": 512, "latent": True},
+    ],
+    ids=lambda sizes: "-".join(str(x) for x in sizes.values()),
+)
+def test_written_pages_equal_the_definition_word_for_word(dtype, sizes):
     """Runs that start inside a page, fill whole pages and end inside one; every other word keeps its NaN."""
     step = make_step(
         seq_lens=[1, 9, 30, 8],
         query_lens=[1, 1, 25, 8],
         block_size=8,
-        heads=heads,
-        head_size=head_size,
         dtype=dtype,
         spare_tokens=3,
         spare_rows=1,
+        **sizes,
     )
+    v = None if step.layout.latent else step.v
     pages = write_kv_tpu(
-        step.pages, step.k, step.v, step.batch, step.table, settings_of(step), interpret=INTERPRET
+        step.pages, step.k, v, step.batch, step.table, settings_of(step), interpret=INTERPRET
     )
     np.testing.assert_array_equal(pages, written_by_hand(step))
