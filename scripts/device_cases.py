@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from kernel_cases import CASES, Case
 
-from pallas_kernels import AttentionPageLayout, GroupTable, RaggedBatch, paged_attention, write_kv
+from pallas_kernels import (
+    AttentionPageLayout,
+    GroupTable,
+    RaggedBatch,
+    paged_attention,
+    write_kv,
+    write_latent,
+)
 from pallas_kernels.operations import IMPLEMENTATIONS, choose_implementation
 from pallas_kernels.recurrent import (
     StateLayout,
@@ -90,12 +97,16 @@ def attention_operation(case: Case) -> Operation:
         sinks = jnp.linspace(-1.0, 1.0, case.q_heads) if case.sinks else None
         how: dict[str, Any] = {"scale": case.head_size**-0.5, "sinks": sinks, **place, **spans}
         out = paged_attention(q, pool, *rest, implementation=implementation, **how)
-        return out, pool
+        padding = case.head_size - case.layout.value_size  # the next call's x is made of it
+        return jnp.pad(out, ((0, 0), (0, 0), (0, padding))), pool
 
     def write(
         implementation: str | None, k: jax.Array, rest: Any, pool: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        return k, write_kv(pool, k, -k, *rest, implementation=implementation, **place)
+        if case.latent:
+            return k, write_latent(pool, k, *rest, implementation=implementation, **place)
+        v = -k[..., : case.layout.value_size]
+        return k, write_kv(pool, k, v, *rest, implementation=implementation, **place)
 
     return Operation(
         call=write if case.kernel == "write" else attend,
@@ -110,8 +121,11 @@ def attention_operation(case: Case) -> Operation:
 
 def _write_work(case: Case) -> Work:
     """Every token read and written once."""
-    token = 2 * case.kv_heads * case.head_size * jnp.dtype(case.dtype).itemsize
-    return Work(moved=2 * case.sequences * case.new * token)
+    return Work(moved=2 * case.sequences * case.new * _token_bytes(case))
+
+
+def _token_bytes(case: Case) -> int:
+    return case.layout.used_words * 4 // case.block_size
 
 
 def _attention_work(case: Case) -> Work:
@@ -123,13 +137,12 @@ def _attention_work(case: Case) -> Work:
     if case.chunk is not None:
         first = position // case.chunk * case.chunk
     seen = int((position - first + 1).sum()) * case.sequences
-    token = 2 * case.kv_heads * case.head_size * jnp.dtype(case.dtype).itemsize
     if case.new == 1:
-        return Work(moved=seen * token)
+        return Work(moved=seen * _token_bytes(case))
     unseen = int(first[0])
     return Work(
-        moved=(case.context - unseen) * case.sequences * token,
-        flops=4 * seen * case.q_heads * case.head_size,
+        moved=(case.context - unseen) * case.sequences * _token_bytes(case),
+        flops=2 * seen * case.q_heads * (case.head_size + case.layout.value_size),
     )
 
 

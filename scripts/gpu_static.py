@@ -7,10 +7,14 @@ from functools import partial
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from device_cases import RECURRENT_CASES, Operation, attention_operation, recurrent_operation
-from kernel_cases import CASES
+from kernel_cases import CASES, Case
 
+from pallas_kernels import GroupTable
 from pallas_kernels.aot_gpu import compile_for_gpu, gpu_mesh
+from pallas_kernels.gpu.support import refuses_on_gpu
+from pallas_kernels.settings import AttentionSettings
 
 GPU_COLUMNS = ("kernel", "shape", "chip", "alias MB", "temp MB", "registers", "spilled", "shared KB")
 Cases = dict[tuple[str, str], Callable[[], Operation]]
@@ -21,10 +25,16 @@ def gpu_cases(*, quick: bool) -> Cases:
     made: Cases = {
         (case.kernel, name): partial(attention_operation, case)
         for name, case in CASES.items()
-        if case.quick or not quick
+        if (case.quick or not quick) and _is_served(case)
     }
     decodes = {key: case for key, case in RECURRENT_CASES.items() if case.new == 1 and case.kernel != "conv"}
     return made | {key: partial(recurrent_operation, case) for key, case in decodes.items()}
+
+
+def _is_served(case: Case) -> bool:
+    place = AttentionSettings(layout=case.layout, layer_slot=0, layer_slots=1)
+    table = GroupTable(block_ids=jnp.zeros((1, 1), jnp.int32), first_block=jnp.zeros(1, jnp.int32))
+    return refuses_on_gpu(place, table) is None
 
 
 def measure_gpu(operation: Operation, chip: str) -> dict[str, Any]:
