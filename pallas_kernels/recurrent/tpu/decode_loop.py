@@ -21,22 +21,38 @@ from pallas_kernels.recurrent.state_table import StateTable
 from pallas_kernels.recurrent.tpu.slabs import SlabPlan, StatePages, state_pages
 
 BUFFERS = 3
-"""Slabs in flight each way. With two, a chip that computes faster than it reads waits for a copy's latency."""
+"""Slabs in flight each way. With two, a chip that is quicker than its memory waits for a copy's latency."""
 
 
-class Operand(NamedTuple):
-    """An array and the block of it that a step sees: `at(seq, slab)` in blocks. `in_smem`: scalars."""
+TOGETHER = 8
+"""Sequences whose operands are copied at once: a copy for each would take longer than a step computes."""
+
+
+class DecodeOperand(NamedTuple):
+    """An array `[S, slabs or fewer, ...]`: a step sees `[1, 1, ...]` of it, or (`shared`) all of it.
+
+    at: a slab's place on the second axis. in_smem: scalars.
+    """
 
     array: jax.Array
-    block: tuple[int, ...]
-    at: Callable[[Any, Any], tuple[Any, ...]]
+    at: Callable[[Any], Any] = lambda slab: slab
     in_smem: bool = False
+    shared: bool = False
 
-    def spec(self, at: Callable[..., tuple[Any, ...]]) -> pl.BlockSpec:
-        """Its block spec with the index map `at`."""
-        if self.in_smem:
-            return pl.BlockSpec(self.block, at, memory_space=pltpu.SMEM)
-        return pl.BlockSpec(self.block, at)
+    def spec(self, first_seq: Callable[..., Any]) -> pl.BlockSpec:
+        """Blocks of some sequences: `first_seq(step, ...)` is the number of the first one's block."""
+        zeros = (0,) * (self.array.ndim - 1)
+        memory: Any = {"memory_space": pltpu.SMEM} if self.in_smem else {}
+        if self.shared:
+            return pl.BlockSpec(self.array.shape, lambda *_: (0, *zeros), **memory)
+        block = (min(TOGETHER, self.array.shape[0]), *self.array.shape[1:])
+        return pl.BlockSpec(block, lambda *at: (first_seq(*at), *zeros), **memory)
+
+    def view(self, ref: Any, seq: Any, slab: Any) -> Any:
+        """What a step sees of a block."""
+        if self.shared:
+            return ref
+        return ref.at[pl.ds(seq % ref.shape[0], 1), pl.ds(self.at(slab), 1)]
 
 
 class DecodeResult(NamedTuple):
@@ -50,18 +66,18 @@ class DecodeResult(NamedTuple):
 class DecodeLoop:
     """One token of every decode. `compute(in_buffer, out_buffer, operand refs, out_ref)` does one slab.
 
-    out: shape of the outputs and their block, as an operand's.
+    out: an operand of the shape of the outputs.
     """
 
     place: StatePlace
     num_slabs: int
     compute: Callable[..., None]
-    out: Operand
+    out: DecodeOperand
     name: str
 
     def run(
         self,
-        operands: list[Operand],
+        operands: list[DecodeOperand],
         pages: jax.Array,
         batch: RaggedBatch,
         table: StateTable,
@@ -80,23 +96,20 @@ class DecodeLoop:
             *(state_pages(table.checkpoint, reached, self.place) if kept else ()),
         )
 
-        def spec(operand: Operand) -> pl.BlockSpec:
+        def first_seq(step, num_live, *_):
             # Steps that are not live ask for the last live one's block, so nothing is copied for them.
-            def at(step, num_live, *_):
-                step = jnp.minimum(step, jnp.maximum(num_live[0] - 1, 0))
-                return operand.at(step // self.num_slabs, step % self.num_slabs)
-
-            return operand.spec(at)
+            step = jnp.minimum(step, jnp.maximum(num_live[0] - 1, 0))
+            return step // self.num_slabs // min(TOGETHER, rows)
 
         anywhere = pl.BlockSpec(memory_space=pl.ANY)
         buffer = pltpu.VMEM((BUFFERS, plan.rows, LANES), jnp.uint32)
         out, pages = pl.pallas_call(
-            lambda *refs: self._kernel(plan, kept, len(operands), *refs),
+            lambda *refs: self._kernel(plan, kept, operands, *refs),
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=len(scalars),
                 grid=(rows * self.num_slabs,),
-                in_specs=[*(spec(operand) for operand in operands), anywhere],
-                out_specs=[spec(self.out), anywhere],
+                in_specs=[*(operand.spec(first_seq) for operand in operands), anywhere],
+                out_specs=[self.out.spec(first_seq), anywhere],
                 scratch_shapes=[
                     buffer,
                     buffer,
@@ -117,14 +130,14 @@ class DecodeLoop:
         )(*scalars, *(operand.array for operand in operands), pages)
         return DecodeResult(out, pages)
 
-    def _kernel(self, plan: SlabPlan, kept: int, num_operands: int, *refs) -> None:
+    def _kernel(self, plan: SlabPlan, kept: int, operands: list[DecodeOperand], *refs) -> None:
         num_live_ref, read_ids, read_live, write_ids, write_live, *refs = refs
         reads, writes = StatePages(read_ids, read_live), StatePages(write_ids, write_live)
         checkpoints = None
         if kept:
             kept_ids, kept_live, *refs = refs
             checkpoints = StatePages(kept_ids, kept_live)
-        operand_refs, (_, out_ref, pages_ref, *scratch) = refs[:num_operands], refs[num_operands:]
+        operand_refs, (_, out_ref, pages_ref, *scratch) = refs[: len(operands)], refs[len(operands) :]
         read_buffers, write_buffers, read_semaphores, write_semaphores = scratch
         step, num_live = pl.program_id(0), num_live_ref[0]
 
@@ -164,7 +177,11 @@ class DecodeLoop:
             def _():
                 wait_for_write(step - BUFFERS)
 
-            self.compute(in_buffer, out_buffer, operand_refs, out_ref)
+            views = [
+                operand.view(ref, *at(step))
+                for operand, ref in zip([*operands, self.out], [*operand_refs, out_ref], strict=True)
+            ]
+            self.compute(in_buffer, out_buffer, views[:-1], views[-1])
             for index in range(kept):
                 assert checkpoints is not None
                 state = at(step)[0] * kept + index

@@ -20,10 +20,10 @@ from pallas_kernels.recurrent.inputs import DeltaInputs, SsdInputs
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
-from pallas_kernels.recurrent.tpu.decode_loop import DecodeLoop, Operand
+from pallas_kernels.recurrent.tpu.decode_loop import DecodeLoop, DecodeOperand
 from pallas_kernels.recurrent.tpu.matrix_decode import decode_slab
 from pallas_kernels.recurrent.tpu.matrix_prefill import chunk_slab, pack_slab, unpack_slab
-from pallas_kernels.recurrent.tpu.prefill_loop import PrefillLoop
+from pallas_kernels.recurrent.tpu.prefill_loop import Operand, PrefillLoop
 from pallas_kernels.recurrent.tpu.schedule import cut, first_rows, merge, tile, untile
 from pallas_kernels.recurrent.tpu.support import is_packed
 
@@ -149,17 +149,12 @@ def _decode(
 
     both = [first_rows(x, rows).reshape(rows, -1, keys, sizes.size) for x in (tokens.q, tokens.k)]
 
-    def channel_operand(value: jax.Array) -> Operand:
-        array = value.reshape(rows, num_slabs, slab, LANES)
-        return Operand(array, (1, 1, slab, LANES), lambda seq, slab: (seq, slab, 0, 0))
+    def channel_operand(value: jax.Array) -> DecodeOperand:
+        return DecodeOperand(value.reshape(rows, num_slabs, slab, LANES))
 
     values = channel_operand(first_rows(tokens.v, rows))
     operands = [
-        Operand(
-            jnp.concatenate(both, axis=2),
-            (1, 1, 2 * keys, sizes.size),
-            lambda seq, slab: (seq, slab // per_key, 0, 0),
-        ),
+        DecodeOperand(jnp.concatenate(both, axis=2), lambda slab: slab // per_key),
         values,
         channel_operand(sizes.wide(jnp.exp(first_rows(tokens.logs, rows)))),
     ]

@@ -13,9 +13,23 @@ from pallas_kernels.batch import RaggedBatch
 from pallas_kernels.layout import LANES
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
-from pallas_kernels.recurrent.tpu.decode_loop import Operand
 from pallas_kernels.recurrent.tpu.schedule import Chunks
 from pallas_kernels.recurrent.tpu.slabs import SlabPlan, StatePages, state_pages
+
+
+class Operand(NamedTuple):
+    """An array and the block of it that a step sees: `at(chunk, slab)` in blocks. `in_smem`: scalars."""
+
+    array: jax.Array
+    block: tuple[int, ...]
+    at: Callable[[Any, Any], tuple[Any, ...]]
+    in_smem: bool = False
+
+    def spec(self, at: Callable[..., tuple[Any, ...]]) -> pl.BlockSpec:
+        """Its block spec with the index map `at`."""
+        if self.in_smem:
+            return pl.BlockSpec(self.block, at, memory_space=pltpu.SMEM)
+        return pl.BlockSpec(self.block, at)
 
 
 class PrefillResult(NamedTuple):

@@ -18,8 +18,8 @@ from pallas_kernels.recurrent.inputs import SelectiveInputs
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
-from pallas_kernels.recurrent.tpu.decode_loop import DecodeLoop, Operand
-from pallas_kernels.recurrent.tpu.prefill_loop import PrefillLoop
+from pallas_kernels.recurrent.tpu.decode_loop import DecodeLoop, DecodeOperand
+from pallas_kernels.recurrent.tpu.prefill_loop import Operand, PrefillLoop
 from pallas_kernels.recurrent.tpu.schedule import cut, first_rows, merge, tile, untile
 from pallas_kernels.recurrent.tpu.slabs import pack_rows, unpack_rows
 from pallas_kernels.recurrent.tpu.support import is_packed
@@ -65,19 +65,17 @@ def _decode(
     channels, size = place.shape
     lines = channels // LANES
 
-    def channel_operand(value: jax.Array) -> Operand:
-        array = first_rows(value, rows).reshape(rows, lines, LANES)
-        return Operand(array, (1, lines, LANES), lambda seq, _: (seq, 0, 0))
+    def channel_operand(value: jax.Array) -> DecodeOperand:
+        return DecodeOperand(first_rows(value, rows).reshape(rows, 1, lines, LANES))
 
-    def scalar_operand(value: jax.Array) -> Operand:
-        array = first_rows(value, rows).reshape(rows, 1, size)
-        return Operand(array, (1, 1, size), lambda seq, _: (seq, 0, 0), in_smem=True)
+    def scalar_operand(value: jax.Array) -> DecodeOperand:
+        return DecodeOperand(first_rows(value, rows).reshape(rows, 1, size), in_smem=True)
 
     out = channel_operand(inputs.x)
     operands = [
         out,
         channel_operand(inputs.dt),
-        Operand(_rows_of_a(inputs), (size, lines, LANES), lambda *_: (0, 0, 0)),
+        DecodeOperand(_rows_of_a(inputs), shared=True),
         scalar_operand(inputs.b),
         scalar_operand(inputs.c),
     ]
@@ -101,8 +99,8 @@ def _decode_state(packed: bool, in_buffer, out_buffer, operand_refs, out_ref) ->
     def some_channels(index, _):
         first = pl.multiple_of(index * TILE_ROWS, TILE_ROWS)
         here = pl.ds(first, TILE_ROWS)
-        dt = dt_ref[0, here]
-        added = dt * x_ref[0, here]
+        dt = dt_ref[0, 0, here]
+        added = dt * x_ref[0, 0, here]
         total = jnp.zeros_like(dt)
         for pair in range(size // halves):
             words = pl.ds(pl.multiple_of(pair * lines + first, TILE_ROWS), TILE_ROWS)
@@ -113,9 +111,9 @@ def _decode_state(packed: bool, in_buffer, out_buffer, operand_refs, out_ref) ->
                 new.append(state + added * b_ref[0, 0, n])
                 total += new[-1] * c_ref[0, 0, n]
             out_buffer[words] = pack_rows(new, packed)
-        out_ref[0, here] = total
+        out_ref[0, 0, here] = total
 
-    lax.fori_loop(0, lines // TILE_ROWS, some_channels, None)
+    lax.fori_loop(0, lines // TILE_ROWS, some_channels, None, unroll=4)
 
 
 def _prefill(

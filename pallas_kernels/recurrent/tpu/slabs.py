@@ -32,9 +32,10 @@ def state_pages(blocks: jax.Array, wanted: jax.Array, place: StatePlace) -> Stat
 
 @dataclass(frozen=True, kw_only=True)
 class SlabPlan:
-    """A part in slabs of `rows` rows of 128 words, from row `first_row` of the state's pages on."""
+    """A part in `num_slabs` slabs of `rows` rows of 128 words, from row `first_row` of its pages on."""
 
     first_row: int
+    num_slabs: int
     rows: int
     page_rows: int
     num_pages: int
@@ -44,6 +45,7 @@ class SlabPlan:
         """The part in `num_slabs` slabs; it must be whole rows that divide into so many."""
         return cls(
             first_row=place.words.start // LANES,
+            num_slabs=num_slabs,
             rows=place.words.size // LANES // num_slabs,
             page_rows=place.layout.page_rows,
             num_pages=place.layout.num_pages,
@@ -52,6 +54,8 @@ class SlabPlan:
     @property
     def piece(self) -> int:
         """Rows of one copy: the most that never cross a page's end, wherever the slab begins."""
+        if self.num_slabs == 1 and self.first_row % self.page_rows + self.rows <= self.page_rows:
+            return self.rows
         return gcd(self.first_row, self.rows, self.page_rows)
 
     def _copy(self, index, pages_ref, states, state, slab, buffer, semaphore, to_pool):
