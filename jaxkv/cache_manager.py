@@ -25,12 +25,13 @@ from jaxkv.managers import (
     StepClock,
     make_managers,
 )
+from jaxkv.managers.full import FullAttentionManager
 from jaxkv.metrics import PrefixCacheStats, Residency, ResidencySampler
 from jaxkv.observer import CacheObserver
 from jaxkv.planning.plan import CachePlan
 from jaxkv.pool import MAX_BLOCKS, BlockPool
 from jaxkv.release import free_row, keep_end
-from jaxkv.retention import Retention, lower_boundaries_from
+from jaxkv.retention import Retention
 from jaxkv.rows import CacheRows
 from jaxkv.slot_allocation import Allocation, SlotCounts, allocate_slots
 from jaxkv.specs import FullAttentionSpec
@@ -91,10 +92,7 @@ class KVCacheManager:
         self.hasher: BlockHasher = make_hasher(hash_algo, plan.hash_block_size, num_hash_lookahead_tokens)
         self.chunk_alignment = plan.hash_block_size if fine_grained else plan.whole_block_alignment
         self.eviction = make_eviction_policy(eviction) if isinstance(eviction, str) else eviction
-        lower_from = None
-        if self.eviction.keeps_lower:
-            lower_from = lower_boundaries_from(plan, self.chunk_alignment)
-        self.retention = Retention(retention_interval, self.chunk_alignment, lower_from)
+        self.retention = Retention(retention_interval, self.chunk_alignment)
         if enable_caching:
             self.retention.check()
         self.clock = StepClock()
@@ -142,6 +140,7 @@ class KVCacheManager:
         self.retained_managers = [
             m for m in self.managers if m.cacheable and not isinstance(m.spec, FullAttentionSpec)
         ]
+        self.full_managers = [m for m in self.managers if m.cacheable and isinstance(m, FullAttentionManager)]
         self.eviction.attach(self)
         self._keeps_states = any(m.cacheable and isinstance(m, MambaManager) for m in self.managers)
         # Then a row may have something to cache between the points that `rows.cache_at` tells.
@@ -259,7 +258,7 @@ class KVCacheManager:
         if self._residency is not None:
             for part in parts:
                 self._residency.hit(part.leaders, self.clock.step)
-        self.eviction.admitted(self, request)
+        self.eviction.admitted(self, request, parts)
         if self._observer is not None:
             self._observer.admitted(request, hit)
 
@@ -289,7 +288,7 @@ class KVCacheManager:
         if row >= 0:
             if self._caches_inside_blocks or self.rows.position[row] >= self.rows.cache_at[row]:
                 self.upkeep.cache_row(row)
-            if self.retained_managers and not self.retention.is_dense and row not in self.upkeep.delayed:
+            if self.enable_caching and not self.retention.is_dense and row not in self.upkeep.delayed:
                 keep_end(self, row, resumes=resumes)
             if self._observer is not None:
                 self._observer.freeing(request, row)

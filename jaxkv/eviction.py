@@ -6,16 +6,17 @@ want is kept at all, and whether the end of an answer is a place where a hit is 
 wrong: whatever it decides, only content that is still there is found.
 """
 
-import itertools
-from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
+from jaxkv.continuations import Continuations, Place
 from jaxkv.errors import JaxkvError
+from jaxkv.managers import HitPart
 from jaxkv.pool import Units, by_end
+from jaxkv.retention import LOWER_SHARE, lower_boundaries_from
 
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
@@ -27,37 +28,64 @@ class EvictionPolicy:
     a request by position, over all groups, so that windows and states go together with the full attention
     that they need.
 
-    The end of an answer is kept as a boundary once requests have gone on from ends about half as often as
-    from ends of prompts: where clients send answers back changed, or a trace does not tell them, it is never
-    hit and would only take room.
+    What is expected is learned from what prompts went on from, by their hashes. The end of an answer is kept
+    as a boundary as long as requests go on from such ends at least half as often as from ends of prompts:
+    where clients send answers back changed, or a trace does not tell them, answers only take room. The next
+    lower boundary is kept, too, of windows alone and where it costs little, as long as prompts often part
+    from earlier ones right before their ends, which chat templates may make them do.
 
     keeps_unwanted: content that the retention policy does not want can be found until its room is needed.
     unwanted_first: that is before any wanted content goes.
-    keeps_lower: windows also keep what serves the next lower boundary, where that costs little.
+    by_reach: what lies beyond the last boundary of a request is not wanted, and what serves its boundaries
+    goes with its end, also where it was let go of before.
     num_levels: queues of wanted content.
     """
 
     name = "reach"
     keeps_unwanted = True
     unwanted_first = True
-    keeps_lower = True
+    by_reach = True
     num_levels = 1
 
     def __init__(self) -> None:
-        self._ends = _Evidence()
+        self._continuations = Continuations()
+        self._lower_from: int | None = None
 
     def attach(self, cache: "KVCacheManager") -> None:
         """Called once, before the first request."""
+        self._lower_from = lower_boundaries_from(cache.plan, cache.chunk_alignment)
 
-    def admitted(self, cache: "KVCacheManager", request: "CacheRequest") -> None:
-        """A request has got its first blocks."""
-        if not cache.retention.is_dense and cache.retained_managers:
-            boundary = cache.lookup.replay_boundary(request.num_prompt_tokens)
-            self._ends.prompt(request.block_hashes(cache.hasher)[: boundary // cache.plan.hash_block_size])
+    def admitted(self, cache: "KVCacheManager", request: "CacheRequest", parts: Sequence[HitPart]) -> None:
+        """A request has got its first blocks, these parts of a hit among them."""
+        if cache.retention.is_dense:
+            return
+        for part in parts:
+            # A place that was hit is one where hits are to be expected.
+            cache.pool.strong[part.leaders] = True
+        unit, step = cache.hasher.hash_block_size, cache.chunk_alignment
+        boundary = cache.lookup.replay_boundary(request.num_prompt_tokens)
+        if boundary:
+            hashes, learned = request.block_hashes(cache.hasher), self._continuations
+            learned.prompt(hashes[: boundary // unit - 1])
+            learned.boundary(hashes[boundary // unit - 1], Place.PROMPT)
+            if self._lower_from is not None and boundary > step:
+                learned.boundary(hashes[(boundary - step) // unit - 1], Place.BELOW_PROMPT)
 
     def wants_end(self, prefix_hash: bytes) -> bool:
-        """Whether the end of what a request computed, a prefix of this hash, is kept as a boundary."""
-        return self._ends.end(prefix_hash)
+        """Whether the end of an answer, which ends a prefix of this hash, is kept as a boundary."""
+        self._continuations.boundary(prefix_hash, Place.ANSWER)
+        return 2 * self._continuations.rate(Place.ANSWER) >= self._continuations.rate(Place.PROMPT)
+
+    def with_lower(self, boundaries: tuple[int, ...], alignment: int) -> tuple[int, ...]:
+        """The boundaries that windows are kept for: these, and lower ones where they are worth it.
+        Ascending.
+        """
+        learned = self._continuations
+        below, others = learned.rate(Place.BELOW_PROMPT), learned.rate(Place.PROMPT)
+        if self._lower_from is None or LOWER_SHARE * below < others:
+            return boundaries
+        lower = [boundary - alignment for boundary in boundaries if boundary >= self._lower_from]
+        return tuple(sorted({*boundaries, *lower} - {0}))
 
     def order(self, freed: list[Units]) -> NDArray[np.intp]:
         """intp[n]: the units that a request gives up in the order in which they are to go. They are given
@@ -75,6 +103,7 @@ class LeastRecentlyUsed(EvictionPolicy):
 
     name = "lru"
     unwanted_first = False
+    by_reach = False
 
     def wants_end(self, prefix_hash: bytes) -> bool:
         return True
@@ -87,13 +116,16 @@ class Published(EvictionPolicy):
 
     name = "vllm"
     keeps_unwanted = False
-    keeps_lower = False
+    by_reach = False
 
-    def admitted(self, cache: "KVCacheManager", request: "CacheRequest") -> None:
+    def admitted(self, cache: "KVCacheManager", request: "CacheRequest", parts: Sequence[HitPart]) -> None:
         """Nothing is learned."""
 
     def wants_end(self, prefix_hash: bytes) -> bool:
         return False
+
+    def with_lower(self, boundaries: tuple[int, ...], alignment: int) -> tuple[int, ...]:
+        return boundaries
 
     def order(self, freed: list[Units]) -> NDArray[np.intp]:
         return np.concatenate([units.leaders for units in freed])
@@ -119,6 +151,7 @@ class FlopsPerByte(EvictionPolicy):
         self._num = 0
 
     def attach(self, cache: "KVCacheManager") -> None:
+        super().attach(cache)
         cache.pool.credits = [
             int(level * self.share_per_level * cache.pool.num_blocks) for level in range(self.num_levels)
         ]
@@ -130,45 +163,6 @@ class FlopsPerByte(EvictionPolicy):
         self._mean += (saved - self._mean) / self._num
         doublings = int(np.floor(np.log2(max(saved, 1e-30) / self._mean)))
         return min(max(self.num_levels // 2 + doublings, 0), self.num_levels - 1)
-
-
-class _Evidence:
-    """How often prompts went on from the end of an earlier prompt, and from the end of an answer.
-
-    Told by hashes, whether or not the content was still there: the last `size` boundaries are remembered.
-    """
-
-    size = 2**16
-
-    def __init__(self) -> None:
-        # Whether the boundary is the end of an answer.
-        self._known: OrderedDict[bytes, bool] = OrderedDict()
-        self._made = [0, 0]
-        self._hit = [0, 0]
-
-    def prompt(self, hashes: list[bytes]) -> None:
-        """A prompt with these hashes, up to its boundary."""
-        if not hashes:
-            return
-        earlier = filter(self._known.__contains__, itertools.islice(reversed(hashes), 1, None))
-        last = next(earlier, None)
-        if last is not None:
-            self._hit[self._known[last]] += 1
-        self._note(hashes[-1], is_end=False)
-
-    def end(self, prefix_hash: bytes) -> bool:
-        """The end of an answer; returns whether such ends are worth keeping."""
-        self._note(prefix_hash, is_end=True)
-        prompts_made, ends_made = self._made
-        prompts_hit, ends_hit = self._hit
-        # One more of each: as long as little is known, ends are kept.
-        return 2 * (ends_hit + 1) * (prompts_made + 1) >= (prompts_hit + 1) * (ends_made + 1)
-
-    def _note(self, prefix_hash: bytes, *, is_end: bool) -> None:
-        self._made[is_end] += 1
-        self._known[prefix_hash] = is_end
-        if len(self._known) > self.size:
-            self._known.popitem(last=False)
 
 
 POLICIES: dict[str, type[EvictionPolicy]] = {

@@ -2,20 +2,30 @@
 
 from typing import TYPE_CHECKING
 
+from jaxkv.pool import Units
+
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
 
 
 def keep_end(cache: "KVCacheManager", row: int, *, resumes: bool) -> None:
-    """The end of what a request computed becomes a boundary:
-    a chat goes on there, if the eviction policy expects it, and a preempted request resumes.
+    """The end of what a request computed becomes a boundary: a chat goes on there, if the eviction policy
+    expects it, and a preempted request resumes. What lies beyond the last boundary is of no use then.
     """
-    hashes = cache.rows.info(row).request.block_hashes(cache.hasher)
-    unit = cache.hasher.hash_block_size
-    boundary = cache.lookup.replay_boundary(min(int(cache.rows.position[row]), len(hashes) * unit) + 1)
-    if boundary and (resumes or cache.eviction.wants_end(hashes[boundary // unit - 1])):
+    info, unit = cache.rows.info(row), cache.hasher.hash_block_size
+    hashes = info.request.block_hashes(cache.hasher)
+    known = min(int(cache.rows.position[row]), len(hashes) * unit)
+    end = cache.lookup.replay_boundary(known + 1)
+    # An answer that fills no block ends where its prompt does: who goes on there goes on from the prompt.
+    is_new = end > max(info.boundaries, default=0)
+    if is_new and (resumes or cache.eviction.wants_end(hashes[end // unit - 1])):
+        info.boundaries = (*info.boundaries, end)
         for manager in cache.retained_managers:
-            manager.keep_boundary(row, hashes, boundary)
+            manager.keep_boundary(row, hashes, end)
+    if cache.eviction.by_reach:
+        last = cache.retention.last_wanted(known, info.boundaries)
+        for manager in cache.full_managers:
+            manager.unwant_beyond(row, last)
 
 
 def free_row(cache: "KVCacheManager", row: int) -> None:
@@ -26,6 +36,31 @@ def free_row(cache: "KVCacheManager", row: int) -> None:
     hit; interleaved by position, the hit only gets shorter.
     """
     pool, level = cache.pool, cache.eviction.level(cache, row)
-    freed = [manager.close_row(row) for manager in cache.managers]
-    num_ids = sum(len(units.leaders) * width for units, width in zip(freed, pool.widths, strict=True))
-    pool.let_go(cache.eviction.order(freed), level, num_ids)
+    left = _left_behind(cache, row) if cache.eviction.by_reach else []
+    held = [manager.close_row(row) for manager in cache.managers]
+    num_ids = None
+    if not left:
+        num_ids = sum(len(units.leaders) * width for units, width in zip(held, pool.widths, strict=True))
+    pool.let_go(cache.eviction.order([*held, *left]), level, num_ids)
+
+
+def _left_behind(cache: "KVCacheManager", row: int) -> list[Units]:
+    """What serves the row's boundaries, the one it began from included, and was let go of while it ran: it is
+    of use as long as the full attention below those boundaries is. It is held again.
+    """
+    if not cache.retained_managers:
+        return []
+    pool, info, step = cache.pool, cache.rows.info(row), cache.chunk_alignment
+    hashes = info.request.block_hashes(cache.hasher)
+    longest = len(hashes) * cache.hasher.hash_block_size
+    # A connector may have brought tokens up to any place.
+    reached = (n for n in (info.start, *info.boundaries) if n % step == 0)
+    boundaries = sorted({n for n in reached if 0 < n <= longest})
+    left: list[Units] = []
+    for manager in cache.retained_managers:
+        leaders, ranks = manager.serving(hashes, boundaries)
+        free = pool.strong[leaders] & (pool.refs[leaders] == 0)
+        if free.any():
+            pool.touch(manager.number, leaders[free])
+            left.append(Units(leaders[free], ranks[free]))
+    return left

@@ -2,14 +2,13 @@
 
 Everything computed is cached; the policy decides what goes first when room is needed. Content at places where
 a hit is expected is *strong*, the rest is *weak* and is given out before any strong content. Full attention
-is always strong, because every hit needs it.
+is strong while its request runs; what lies beyond the last boundary may become weak at its end.
 
 A hit is expected at the boundaries of a request (where the same prompt resent would resume, the branch point
-that a look-up detected, the end of a finished answer), and at every multiple of the interval where there is
-one. In a small pool windows also keep what serves the next lower length, where that is little beside what the
-boundary takes in all: a few blocks, computed anyway. Recurrent layers do not: another state costs a whole
-state and a chunk that ends there, and under pressure the state at a boundary goes together with the last
-block of full attention that it needs, so the hit falls to the next state below.
+that a look-up detected, the end of a finished answer), at every multiple of the interval where there is one,
+and wherever there has been one. The eviction policy may have windows also keep what serves the next lower
+boundary: a few blocks, computed anyway. Recurrent layers do not: another state costs a whole state and a
+chunk that ends there.
 """
 
 import math
@@ -29,24 +28,18 @@ from jaxkv.specs import (
     cdiv,
 )
 
-_LOWER_SHARE = 8
+LOWER_SHARE = 8
 """What serves the next lower boundary as well may take an eighth more at the most."""
-
-_FEW_REQUESTS = 8
-"""A larger pool keeps no lower boundaries: it gives up one prompt's end at a time, and the one that is asked
-for next is then seldom the one."""
 
 
 class Retention(NamedTuple):
     """interval: 0 keeps boundaries only (sparse), n also every n tokens (periodic), None everything (dense).
 
-    alignment: hits fall on multiples of it; the next lower boundary is one alignment below.
-    lower_from: windows also keep what serves that one below boundaries of so many tokens; None: below none.
+    alignment: hits fall on multiples of it.
     """
 
     interval: int | None
     alignment: int
-    lower_from: int | None = 0
 
     def check(self) -> None:
         """JaxkvError for a negative interval, or one that no hit can fall on."""
@@ -85,10 +78,10 @@ class Retention(NamedTuple):
             wanted.update(range(start // self.interval * self.interval + self.interval, stop, self.interval))
         return sorted(wanted)
 
-    def _with_lower(self, boundary: int) -> tuple[int, ...]:
-        if self.lower_from is None or boundary < self.lower_from:
-            return (boundary,)
-        return (boundary, boundary - self.alignment)
+    def last_wanted(self, known: int, boundaries: Sequence[int]) -> int:
+        """The highest position up to `known` at which a hit is wanted; not for dense."""
+        last = max(boundaries, default=0)
+        return max(last, known // self.interval * self.interval) if self.interval else last
 
     def wanted_blocks(
         self,
@@ -102,22 +95,14 @@ class Retention(NamedTuple):
         """Which of the blocks [start, stop) a wanted hit needs: bool[stop - start], or one answer for all of
         them.
 
-        A hit of L needs the tokens from first_needed(L) >= L - max_reach on.
-
-        One alignment below every boundary counts as a boundary too: a pool under pressure first gives up the
-        last block of full attention, and then the hit must not fall to nothing.
+        boundaries: ascending. A hit of L needs the tokens from first_needed(L) >= L - max_reach on.
         """
         if self.interval is None:
             return True
         if not self.interval and (not boundaries or boundaries[-1] <= start * block_size):
             return False
         lowest, highest = start * block_size, stop * block_size + max_reach
-        lengths = {
-            length
-            for boundary in boundaries
-            for length in self._with_lower(boundary)
-            if lowest < length <= highest
-        }
+        lengths = {boundary for boundary in boundaries if lowest < boundary <= highest}
         if self.interval:
             first = lowest // self.interval * self.interval + self.interval
             lengths.update(range(first, highest + 1, self.interval))
@@ -136,26 +121,24 @@ class Retention(NamedTuple):
 
 def lower_boundaries_from(plan: CachePlan, alignment: int) -> int | None:
     """The length in tokens from which on keeping the next lower boundary too costs little: what windows keep
-    for one more alignment is an eighth at the most of what all groups keep for a boundary there. None: never,
-    as in pools of many requests.
+    for one more alignment is an eighth at the most of what all groups keep for a boundary there. None: never.
     """
-    if plan.concurrency > _FEW_REQUESTS:
-        return None
     added = kept = 0
     per_token = 0.0
     for group in plan.groups:
         spec = group.spec
         if isinstance(spec, FullAttentionSpec):
             per_token += 1 / spec.block_size
-        elif isinstance(spec, MambaSpec):
-            kept += group.blocks_per_state
+        elif isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "align":
+            # A lower boundary would need a state there, which none is kept for.
+            return None
         elif isinstance(spec, SlidingWindowSpec):
             added += cdiv(alignment, spec.block_size)
             kept += spec.num_retained_tokens // spec.block_size
         elif isinstance(spec, ChunkedLocalAttentionSpec):
             # Of a boundary at the end of a chunk it keeps nothing.
             added += cdiv(alignment, spec.block_size)
-    missing = max(0, added * _LOWER_SHARE - kept)
+    missing = max(0, added * LOWER_SHARE - kept)
     if not per_token:
         return None if missing else 0
     return math.ceil(missing / per_token)

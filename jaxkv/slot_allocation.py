@@ -168,7 +168,13 @@ def _free_in(cache: "KVCacheManager", parts: Sequence[HitPart]) -> int:
 
 def _open(cache: "KVCacheManager", request: CacheRequest, parts: Sequence[HitPart], span: Span) -> int:
     """A row that holds the hit's units. All are held before any other block is taken."""
-    row = cache.rows.open(request.request_id, Row(request=request, boundaries=span.boundaries))
+    info = Row(
+        request=request,
+        boundaries=span.boundaries,
+        window_boundaries=cache.eviction.with_lower(span.boundaries, cache.chunk_alignment),
+        start=span.computed,
+    )
+    row = cache.rows.open(request.request_id, info)
     for manager, part in zip(cache.managers, parts, strict=True):
         manager.open_row(row, part, span)
         if part.copy_from >= 0:

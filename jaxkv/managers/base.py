@@ -62,11 +62,14 @@ class Row:
     """What the managers must know about the request in one row of the tables.
 
     request: whose row it is. boundaries: positions at which a later request is expected to resume, ascending.
+    window_boundaries: those that windows are kept for, ascending. start: tokens it began with.
     looked_at: tokens and known hashes with which it was last looked at for caching.
     """
 
     request: CacheRequest
     boundaries: tuple[int, ...] = ()
+    window_boundaries: tuple[int, ...] = ()
+    start: int = 0
     looked_at: tuple[int, int] = (0, 0)
 
 
@@ -307,6 +310,10 @@ class Manager(ABC):
     @abstractmethod
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
         """What serves a hit of `boundary` tokens is wanted from now on."""
+
+    @abstractmethod
+    def serving(self, hashes: list[bytes], boundaries: Sequence[int]) -> Units:
+        """The cached units, of any rows or none, that serve hits at these boundaries of a prompt."""
 
     @abstractmethod
     def capacity(self, row: int) -> int:

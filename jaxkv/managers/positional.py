@@ -175,7 +175,7 @@ class PositionalManager(Manager):
         start = max(self.cached.item(row), first)
         if stop > start:
             keys = hashes[start * scale + scale - 1 : stop * scale : scale]
-            strong = self.wanted(start, stop, filled.info.boundaries)
+            strong = self.wanted(start, stop, filled.info.window_boundaries)
             ready = filled.ready_step if self.context.fine_grained else None
             if stop == start + 1:
                 leader = int(self.ids[0, row, start - first])
@@ -210,7 +210,8 @@ class PositionalManager(Manager):
     def wanted_last(self, stops: list[int], filled: Sequence[Filled]) -> NDArray[np.bool_] | bool:
         """Of one block of each row, the one before block `stops`: whether the retention policy wants it."""
         wanted = [
-            self.wanted(stop - 1, stop, one.info.boundaries) for one, stop in zip(filled, stops, strict=True)
+            self.wanted(stop - 1, stop, one.info.window_boundaries)
+            for one, stop in zip(filled, stops, strict=True)
         ]
         return np.array([one if isinstance(one, bool) else one[0] for one in wanted])
 
@@ -254,6 +255,18 @@ class PositionalManager(Manager):
             leaders = self.ids[0, row, low - first : high - first].astype(np.intp)
             # The row holds them, so they are in no queue.
             self.pool.strong[leaders[self.pool.cached[leaders]]] = True
+
+    def serving(self, hashes: list[bytes], boundaries: Sequence[int]) -> Units:
+        size, scale, units = self.block_size, self.hashes_per_block, self.index.units
+        blocks: set[int] = set()
+        for boundary in boundaries:
+            blocks.update(range(self.first_needed(boundary) // size, boundary // size))
+        found: dict[int, int] = {}
+        for block in sorted(blocks, reverse=True):
+            leader = units.get(hashes[block * scale + scale - 1])
+            if leader is not None:
+                found[leader] = -(block + 1) * size
+        return Units.ranked(found)
 
     def capacity(self, row: int) -> int:
         return (self.first_block.item(row) + self.count.item(row)) * self.block_size

@@ -1,6 +1,6 @@
 """What a request gives up, and in which order."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +15,12 @@ class Units(NamedTuple):
 
     leaders: NDArray[np.intp]
     ranks: NDArray[np.int64]
+
+    @classmethod
+    def ranked(cls, ranks: Mapping[int, int]) -> "Units":
+        """These leaders with their ranks, which ascend."""
+        n = len(ranks)
+        return cls(np.fromiter(ranks, np.intp, n), np.fromiter(ranks.values(), np.int64, n))
 
 
 def by_end(parts: Sequence[Units]) -> NDArray[np.intp]:

@@ -65,6 +65,101 @@ def test_ends_of_answers_are_kept_as_long_as_requests_go_on_from_them() -> None:
         assert all(kept) if not changed else not any(kept[-6:])
 
 
+def test_an_answer_that_fills_no_block_says_nothing_about_ends_of_answers() -> None:
+    """Its end is where its prompt ends, and what goes on from there goes on from the prompt."""
+    served = driver("reach", full(), mamba(), num_blocks=4000)
+    cache = served.cache
+    for chat in range(10):
+        history = seq(100 + chat, 21)
+        for turn in range(3):
+            request = served.run(history)
+            served.decode(request, seq(1000 + 10 * chat + turn, 2))
+            cache.free(request)
+            history = history + seq(5000 + 10 * chat + turn, 8)
+    states = cache.managers[1].index.units
+    kept = []
+    for chat in range(5):
+        request = served.run(seq(200 + chat, 21))
+        served.decode(request, seq(300 + chat, 8))
+        cache.free(request)
+        hashes = request.block_hashes(cache.hasher)
+        kept.append([bool(cache.pool.strong[states[hashes[tokens // 4 - 1]]]) for tokens in (20, 28)])
+    # The first ones are kept as long as nothing is known of ends of answers.
+    assert kept[-1] == [True, False]
+
+
+def test_answers_that_nobody_goes_on_from_go_before_any_prompt() -> None:
+    served = driver("reach", full(), num_blocks=4000)
+    cache = served.cache
+    prompts = [seq(100 + chat, 21) for chat in range(10)]
+    for turn in range(3):
+        for chat, prompt in enumerate(prompts):
+            request = served.run(prompt)
+            served.decode(request, seq(1000 + 10 * chat + turn, 12))
+            cache.free(request)
+            prompt += seq(5000 + 10 * chat + turn, 8)
+    weak = ~cache.pool.strong[cache.pool.free_units()]
+    # Of the last turn each answer fills three blocks; one begins with the prompt's last token.
+    assert int(weak.sum()) >= 3 * len(prompts)
+    take_away(cache, len(cache.pool.plain_ids()) + int(weak.sum()))
+    # 21 + 8 + 8 tokens were the prompt of the last turn.
+    assert [served.hit(prompt) for prompt in prompts] == [36] * len(prompts)
+
+
+def test_what_lies_beyond_the_last_aligned_place_goes_first() -> None:
+    """Full attention in blocks of 4, windows in blocks of 16: nothing after the last 16 tokens can be hit."""
+    served = driver("reach", full(4), window(16, 16))
+    served.serve(seq(1, 47))
+    cache = served.cache
+    full_blocks = cache.managers[0].index.units
+    strong = [bool(cache.pool.strong[leader]) for leader in full_blocks.values()]
+    assert strong == [True] * 8 + [False] * 3
+
+
+def test_a_place_that_was_hit_is_wanted() -> None:
+    served = driver("reach", full(), mamba())
+    # Chunks of 8 leave states that nobody asked for.
+    served.serve(seq(1, 33), chunk=8)
+    cache = served.cache
+    hashes = served.request(seq(1, 33)).block_hashes(cache.hasher)
+    state = cache.managers[1].index.units[hashes[16 // 4 - 1]]
+    assert not cache.pool.strong[state]
+    assert served.hit(seq(1, 18) + seq(2, 9)) == 16
+    served.serve(seq(1, 18) + seq(2, 9))
+    assert cache.pool.strong[state]
+
+
+def test_states_and_windows_of_a_prompt_stay_as_long_as_its_full_attention() -> None:
+    """They are let go of while the answer is decoded; another request ends in between."""
+    for name, stays in (("reach", True), ("vllm", False)):
+        served = driver(name, full(), window(8), mamba(), num_blocks=200)
+        cache = served.cache
+        long = served.run(seq(1, 33))
+        served.decode(long, seq(2, 20))
+        served.serve(seq(3, 33))
+        cache.free(long)
+        queue = cache.pool.free_units()
+        theirs = set(queue[-len(queue) // 2 :].tolist())
+        hashes = served.request(seq(1, 33)).block_hashes(cache.hasher)
+        last = len(hashes) - 1
+        serving = [cache.managers[1].index.units[hashes[last]], cache.managers[2].index.units[hashes[last]]]
+        assert [leader in theirs for leader in serving] == [stays, stays], name
+        check_integrity(cache)
+
+
+def test_lower_boundaries_are_kept_where_prompts_part_right_before_their_ends() -> None:
+    for parts, kept in ((True, True), (False, False)):
+        served = driver("reach", full(), window(33), num_blocks=4000)
+        for chat in range(20):
+            history = seq(100 + chat, 81)
+            for turn in range(3):
+                served.serve(history)
+                # The prompt's last block is another one in the next prompt, or the same.
+                history = history[: -4 if parts else None] + seq(5000 + 10 * chat + turn, 24)
+        boundaries = served.cache.eviction.with_lower((80,), 4)
+        assert boundaries == ((76, 80) if kept else (80,))
+
+
 def test_what_saves_more_flops_for_its_bytes_stays_longer() -> None:
     """Of two prompts that are equally long, the one freed last is the one that stays; of a long and a short
     one the long one does, though it is older: each of its tokens costs more."""
