@@ -25,7 +25,7 @@ def paged_attention_tpu(
     interpret: Any = False,
 ) -> jax.Array:
     """Same contract as `paged_attention_reference`. `interpret` is `pallas_call`'s."""
-    in_bf16 = q.dtype == jnp.bfloat16 and settings.layout.dtype == "bfloat16"
+    in_bf16 = q.dtype == jnp.bfloat16 and settings.layout.dtype != "float32"
     queries = q.astype(jnp.bfloat16 if in_bf16 else jnp.float32)
     parts = list(parts_of(batch, table))
     decodes = _with_rows(queries, batch.seq_lens.shape[0])

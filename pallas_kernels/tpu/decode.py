@@ -65,13 +65,13 @@ def attend_decodes(
 ) -> jax.Array:
     """Attention of arranged queries `[S, products, rows, key_width]`.
 
-    Returns `[S, products, place_rows, value_width]`, of which only rows of decodes are written. S is a
+    Returns `[S, products, place_rows, result_width]`, of which only rows of decodes are written. S is a
     multiple of `plan.sequences`. `sinks [products, rows, 128]` are the rows' tops before anything is seen, or
     None.
     """
     count, products, rows, width = q.shape
     used_rows = settings.layout.used_words // LANES
-    out_rows, out_width = plan.math.place_rows, plan.math.loader.value_width
+    out_rows, out_width = plan.math.place_rows, plan.math.loader.result_width
     tops = jnp.full((products, rows, LANES), HIDDEN, jnp.float32) if sinks is None else sinks
     return pl.pallas_call(
         partial(_kernel, plan, settings),
@@ -90,7 +90,7 @@ def attend_decodes(
                 pltpu.VMEM((2, plan.runs, plan.run_pages, used_rows, LANES), jnp.uint32),
                 pltpu.VMEM((products, rows, LANES), jnp.float32),
                 pltpu.VMEM((products, rows, LANES), jnp.float32),
-                pltpu.VMEM((products, rows, out_width), jnp.float32),
+                pltpu.VMEM((products, rows, plan.math.loader.value_width), jnp.float32),
                 pltpu.SemaphoreType.DMA((2, plan.runs)),
             ],
         ),
@@ -204,7 +204,7 @@ def _kernel(
             )
         for index, run in enumerate(runs):
             for g in products:
-                mine = math.softmax(*scored[index][g])
+                mine = math.softmax(scored[index][g])
                 fresh = Softmax(
                     sinks_ref[g],
                     jnp.full_like(state[g].total, 0.0 if settings.sinks is None else 1.0),

@@ -14,9 +14,10 @@ from jax import lax
 
 from pallas_kernels.layout import LANES
 from pallas_kernels.settings import AttentionSettings
-from pallas_kernels.tpu.operands import SUBLANES, OperandLoader
+from pallas_kernels.tpu.loaders import Loader, loader_of
+from pallas_kernels.tpu.operands import SUBLANES
 from pallas_kernels.tpu.places import Places
-from pallas_kernels.tpu.running import HIDDEN, LOG2_E, Softmax
+from pallas_kernels.tpu.running import HIDDEN, LOG2_E, Scored, Softmax
 
 PRODUCT_ROWS = 16  # rows that a product of bfloat16 takes at no more cost than fewer
 
@@ -28,7 +29,7 @@ class DecodeMath:
     `scale`, `softcap` as in `AttentionSettings`.
     """
 
-    loader: OperandLoader
+    loader: Loader
     group: int
     scale: float
     softcap: float | None
@@ -37,7 +38,7 @@ class DecodeMath:
     def of(cls, settings: AttentionSettings, group: int, dtype: jnp.dtype) -> "DecodeMath":
         """The mathematics of a layer."""
         return cls(
-            OperandLoader(settings.layout, dtype),
+            loader_of(settings.layout, dtype),
             group,
             settings.scale,
             settings.softcap,
@@ -81,15 +82,15 @@ class DecodeMath:
         return self.places.spread_sinks(self._by_product(sinks.reshape(1, -1, 1))[0, ..., 0])
 
     def restore(self, out: jax.Array) -> jax.Array:
-        """Results `[S, products, place_rows, value_width]` -> `[S, Hq, Dv]`."""
+        """Results `[S, products, place_rows, result_width]` -> `[S, Hq, Dv]`."""
         size = self.loader.layout.value_size
         return out[:, :, : self.product_heads * self.group, :size].reshape(out.shape[0], -1, size)
 
-    def scores(
-        self, product: int, q: jax.Array, buffer, position, start, stop
-    ) -> tuple[jax.Array, jax.Array]:
-        """Scores `[rows, N]` in powers of two, hidden outside [start, stop), and V; `q [rows, key_width]`."""
-        keys, values = self.loader.load(buffer, product * self.product_heads, self.product_heads)
+    def scores(self, product: int, q: jax.Array, buffer, position, start, stop) -> Scored:
+        """The scores of `q [rows, key_width]`, hidden but in [start, stop)."""
+        heads = product * self.product_heads, self.product_heads
+        keys, values = self.loader.load(buffer, *heads)
+        scales = self.loader.scales(buffer, *heads)
         raw = lax.dot_general(
             self._spread(q),
             keys,
@@ -97,6 +98,8 @@ class DecodeMath:
             precision=self.loader.precision,
             preferred_element_type=jnp.float32,
         )
+        if scales is not None:
+            raw = raw * self._by_row(scales.keys)
         if self.softcap is None:
             scores = raw * (self.scale * LOG2_E)
         else:
@@ -105,13 +108,17 @@ class DecodeMath:
         unit = self.loader.unit_of(lax.broadcasted_iota(jnp.int32, scores.shape, 1), scores.shape[1])
         place = lax.broadcasted_iota(jnp.int32, scores.shape, 0) // self.place_rows
         slot = position + unit * places + place
-        return jnp.where((slot >= start) & (slot < stop), scores, HIDDEN), values
+        shown = jnp.where((slot >= start) & (slot < stop), scores, HIDDEN)
+        return Scored(shown, values, None if scales is None else self._by_row(scales.values))
 
-    def softmax(self, scores: jax.Array, values: jax.Array) -> Softmax:
+    def softmax(self, scored: Scored) -> Softmax:
         """The softmax of a run."""
+        scores, values, value_scales = scored
         top = scores.max(axis=1, keepdims=True)
         weights = jnp.exp2(scores - top)
         total = weights.sum(axis=1, keepdims=True)
+        if value_scales is not None:
+            weights = weights * value_scales
         spread = jnp.dot(
             weights.astype(self.loader.dtype),
             values,
@@ -122,7 +129,7 @@ class DecodeMath:
         return Softmax(jnp.broadcast_to(top, wide), jnp.broadcast_to(total, wide), self._gather(spread))
 
     def result(self, softmax: Softmax) -> jax.Array:
-        """The weighted mean `[place_rows, value_width]`; lanes from V's size on have no meaning."""
+        """The weighted mean `[place_rows, result_width]`; lanes from V's size on have no meaning."""
         return self.places.merge(softmax).result()
 
     def _by_product(self, x: jax.Array) -> jax.Array:
@@ -130,6 +137,17 @@ class DecodeMath:
         used = self.product_heads * self.group
         grouped = x.reshape(x.shape[0], self.products, used, x.shape[2])
         return jnp.pad(grouped, ((0, 0), (0, 0), (0, self.place_rows - used), (0, 0)))
+
+    def _by_row(self, scales: list[jax.Array]) -> jax.Array:
+        """For each place `[heads, N]` -> `[rows, N]`: each row has its head's."""
+        rows = []
+        for of_place in scales:
+            mine = jnp.broadcast_to(of_place[:1], (self.place_rows, of_place.shape[1]))
+            head = self._head_of_row(mine.shape)
+            for h in range(1, self.product_heads):
+                mine = jnp.where(head == h, of_place[h : h + 1], mine)
+            rows.append(mine)
+        return jnp.concatenate(rows, axis=0)
 
     def _head_of_row(self, shape: tuple[int, ...]) -> jax.Array:
         row = lax.broadcasted_iota(jnp.int32, shape, 0)

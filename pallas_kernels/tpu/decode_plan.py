@@ -4,6 +4,7 @@ import math
 
 import jax.numpy as jnp
 
+from pallas_kernels.layout import AttentionPageLayout
 from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu.chip import vmem_capacity, vmem_limit
 from pallas_kernels.tpu.decode import DecodePlan
@@ -18,6 +19,7 @@ STEP_SHARE = 8  # of VMEM, at most one part in so many
 MOST_RUNS = 8
 LATENT_RUN_BYTES = 4 << 20  # latents have products of 640 lanes and more: few long runs hide one another best
 LATENT_RUNS = 2
+SCALES_SHARE = 16  # of 8-bit numbers, room for one part in so many more
 SEQUENCES = 64  # of one grid step: their q and results are in VMEM together
 QUERY_BYTES = 2 << 20
 VMEM_SLACK = 8 << 20  # what the compiler spills, and the softmaxes
@@ -33,8 +35,8 @@ def plan_decode(
     most = table_width
     if settings.span is not None:
         most = min(most, (settings.span - 2) // layout.block_size + 2)
-    step_bytes = min(STEP_BYTES, vmem_capacity() // STEP_SHARE)
-    run_bytes = min(LATENT_RUN_BYTES if layout.latent else RUN_BYTES, step_bytes)
+    step_bytes = min(_with_scales(STEP_BYTES, layout), vmem_capacity() // STEP_SHARE)
+    run_bytes = min(LATENT_RUN_BYTES if layout.latent else _with_scales(RUN_BYTES, layout), step_bytes)
     pages = max(min(RUN_TOKENS // layout.block_size, run_bytes // page_bytes, most), 1)
     whole_tiles = math.lcm(maths.loader.page_units, PAIRED_ROWS) // maths.loader.page_units
     pages = -(-pages // whole_tiles) * whole_tiles
@@ -55,6 +57,11 @@ def plan_decode(
             + VMEM_SLACK
         ),
     )
+
+
+def _with_scales(size: int, layout: AttentionPageLayout) -> int:
+    """`size` bytes, and those of scales beside 8-bit numbers: runs are then as long as others."""
+    return size + size // SCALES_SHARE if layout.is_quantised else size
 
 
 def _copied_bytes(maths: DecodeMath) -> int:

@@ -25,6 +25,7 @@ from pallas_kernels.tpu.places import Places
 
 PAIRED_ROWS = 16  # rows of one packed bfloat16 tile
 SUBLANES = 8
+SMALLEST_HEAD = 8
 UNROLLED_COPIES = 8
 
 
@@ -48,6 +49,19 @@ class OperandLoader:
         return Places.of(self.layout)
 
     @property
+    def refuses(self) -> str | None:
+        """Why pages of this layout cannot be loaded, or None."""
+        size, size_v = self.layout.head_size, self.layout.value_size
+        if size % SMALLEST_HEAD or size_v % SMALLEST_HEAD:
+            return f"head sizes {size} and {size_v} of K and V are not multiples of {SMALLEST_HEAD}"
+        if (reason := self.joining.refuses) is not None:
+            return reason
+        together = self.places.count * self.shifts * SUBLANES
+        if self.layout.block_size % together:
+            return f"block_size {self.layout.block_size} is not a multiple of {together}"
+        return None
+
+    @property
     def key_width(self) -> int:
         """Lanes of one head of K; those from `head_size` on have no meaning."""
         return self.places.width
@@ -56,6 +70,11 @@ class OperandLoader:
     def value_width(self) -> int:
         """Lanes of one head of V."""
         return -(-self.places.count * self.layout.value_size // LANES) * LANES
+
+    @property
+    def result_width(self) -> int:
+        """Lanes of a result, once places are merged."""
+        return self.value_width
 
     @property
     def page_units(self) -> int:
@@ -86,6 +105,10 @@ class OperandLoader:
         """Operands of some heads from `buffer [pages, rows, 128]`, heads side by side along lanes."""
         tiles = [self._load_head(buffer, first_head + head) for head in range(heads)]
         return Operands(*(jnp.concatenate(list(chain(*side)), axis=1) for side in zip(*tiles, strict=True)))
+
+    def scales(self, buffer, first_head: int, heads: int) -> None:
+        """None: K and V are as they are."""
+        del buffer, first_head, heads
 
     def unit_of(self, index: jax.Array, units: int) -> jax.Array:
         """Which of a run's `units`, in the order of tokens, an operand's row `index` is."""

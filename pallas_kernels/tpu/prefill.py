@@ -55,13 +55,13 @@ def attend_tiles(
     *,
     interpret: Any = False,
 ) -> jax.Array:
-    """Attention of tiles `q [N, Hkv, rows, key_width]`: `[N, Hkv, place_rows, value_width]`, live tiles only.
+    """Attention of tiles `q [N, Hkv, rows, key_width]`: `[N, Hkv, place_rows, result_width]`, if live.
 
     `sinks [Hkv, rows, 128]` are the rows' tops before anything is seen, or None.
     """
     count, heads, rows, width = q.shape
     used_rows = plan.math.loader.layout.used_words // LANES
-    out_rows, out_width = plan.math.place_rows, plan.math.loader.value_width
+    out_rows, out_width = plan.math.place_rows, plan.math.loader.result_width
     tops = jnp.full((heads, rows, LANES), HIDDEN, jnp.float32) if sinks is None else sinks
 
     # Tiles that are not live all ask for the last live tile's block, so nothing is copied for them.
@@ -83,7 +83,7 @@ def attend_tiles(
                 pltpu.VMEM((2, plan.blocks, used_rows, LANES), jnp.uint32),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
                 pltpu.VMEM((heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((heads, rows, out_width), jnp.float32),
+                pltpu.VMEM((heads, rows, plan.math.loader.value_width), jnp.float32),
                 pltpu.SMEM((1,), jnp.int32),
                 pltpu.SemaphoreType.DMA((2,)),
             ],

@@ -9,9 +9,10 @@ from jax.experimental import pallas as pl
 
 from pallas_kernels.layout import LANES
 from pallas_kernels.settings import AttentionSettings
-from pallas_kernels.tpu.operands import OperandLoader, clear_run
+from pallas_kernels.tpu.loaders import Loader
+from pallas_kernels.tpu.operands import clear_run
 from pallas_kernels.tpu.places import Places
-from pallas_kernels.tpu.running import HIDDEN, LOG2_E, Softmax
+from pallas_kernels.tpu.running import HIDDEN, LOG2_E, Scored, Softmax
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class PrefillMath:
     """
 
     settings: AttentionSettings
-    loader: OperandLoader
+    loader: Loader
     group: int
     place_rows: int
 
@@ -77,19 +78,20 @@ class PrefillMath:
         heads = self.loader.layout.num_kv_heads
         ahead = self._scores(0, q_ref, buffer, visible)
         for head in range(heads):
-            scores, values = ahead
+            scored = ahead
             if head + 1 < heads:
                 ahead = self._scores(head + 1, q_ref, buffer, visible)
-            self._accumulate(head, scores, values, softmax)
+            self._accumulate(head, scored, softmax)
 
     @property
     def _factor(self) -> float:
         """What makes a score of `_scores` one in powers of two."""
         return LOG2_E * (self.settings.scale if self.settings.softcap is None else self.settings.softcap)
 
-    def _scores(self, head: int, q_ref, buffer, visible: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """Scores `[rows, N]` before `_factor`, and V, of one KV head."""
+    def _scores(self, head: int, q_ref, buffer, visible: jax.Array | None) -> Scored:
+        """The scores of one KV head before `_factor`."""
         keys, values = self.loader.load(buffer, head, 1)
+        scales = self.loader.scales(buffer, head, 1)
         scores = lax.dot_general(
             q_ref[head],
             keys,
@@ -97,11 +99,19 @@ class PrefillMath:
             precision=self.loader.precision,
             preferred_element_type=jnp.float32,
         )
+        if scales is not None:
+            scores = scores * self._by_row(scales.keys)
         if self.settings.softcap is not None:
             scores = jnp.tanh(scores * (self.settings.scale / self.settings.softcap))
-        return scores if visible is None else jnp.where(visible, scores, HIDDEN), values
+        shown = scores if visible is None else jnp.where(visible, scores, HIDDEN)
+        return Scored(shown, values, None if scales is None else self._by_row(scales.values))
 
-    def _accumulate(self, head: int, scores: jax.Array, values: jax.Array, softmax: Softmax) -> None:
+    def _by_row(self, scales: list[jax.Array]) -> jax.Array:
+        """For each place `[1, N]` -> `[rows, N]`."""
+        return jnp.concatenate([jnp.broadcast_to(x, (self.place_rows, x.shape[1])) for x in scales], axis=0)
+
+    def _accumulate(self, head: int, scored: Scored, softmax: Softmax) -> None:
+        scores, values, value_scales = scored
         top_ref, total_ref, weighted_ref = softmax
         old = top_ref[head]
         top = jnp.maximum(old, scores.max(axis=1, keepdims=True) * self._factor)
@@ -109,6 +119,8 @@ class PrefillMath:
         shrink = jnp.exp2(old - top)
         top_ref[head] = top
         total_ref[head] = total_ref[head] * shrink + _lane_sums(weights)
+        if value_scales is not None:
+            weights = weights * value_scales
         added = jnp.dot(
             weights.astype(self.loader.dtype),
             values,

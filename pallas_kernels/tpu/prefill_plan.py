@@ -7,7 +7,8 @@ import jax.numpy as jnp
 from pallas_kernels.layout import LANES
 from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu.chip import vmem_capacity, vmem_limit
-from pallas_kernels.tpu.operands import PAIRED_ROWS, OperandLoader
+from pallas_kernels.tpu.loaders import loader_of
+from pallas_kernels.tpu.operands import PAIRED_ROWS
 from pallas_kernels.tpu.prefill import PrefillPlan
 from pallas_kernels.tpu.prefill_math import PrefillMath
 
@@ -23,7 +24,7 @@ def plan_prefill(
 ) -> PrefillPlan:
     """The plan for a step of `tokens` tokens and tables of `table_width` entries; products are in `dtype`."""
     layout = settings.layout
-    loader = OperandLoader(layout, dtype)
+    loader = loader_of(layout, dtype)
     page_bytes = layout.used_words * 4
     row_bytes = layout.num_kv_heads * loader.places.count * (loader.value_width + 2 * LANES) * 4
     tile = max(1, min(TILE_ROWS // group, vmem_capacity() // TILE_SHARE // row_bytes // group, tokens))

@@ -12,6 +12,16 @@ HIDDEN = -1e30  # a masked score: a difference of two of them is not NaN
 LOG2_E = math.log2(math.e)
 
 
+class Scored(NamedTuple):
+    """A run's scores `[rows, N]` in powers of two, its V, and what V's rows are to be multiplied by
+    (`[rows, N]`, or None).
+    """
+
+    scores: jax.Array
+    values: jax.Array
+    value_scales: jax.Array | None
+
+
 class Softmax(NamedTuple):
     """In powers of two, float32: `top`, `total [rows, 128]`, all lanes equal; `weighted [rows, W]`."""
 

@@ -1,0 +1,84 @@
+"""The TPU kernels over pages of 8-bit numbers, run by the interpreter: races and reads out of bounds fail."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.settings import AttentionSettings
+from pallas_kernels.tpu import decode_plan, prefill_plan
+from pallas_kernels.tpu.attention import paged_attention_tpu
+from pallas_kernels.tpu.write import write_kv_tpu
+from tests.pallas_kernels.cases import attention_by_hand
+from tests.pallas_kernels.quantised_cases import make_quantised_step
+
+INTERPRET = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan")
+
+
+@pytest.fixture(autouse=True)
+def small_buffers(monkeypatch):
+    """Two pages a run or chunk, two runs a step, a few queries a tile: short sequences cross all of them."""
+    monkeypatch.setattr(decode_plan, "RUN_TOKENS", 256)
+    monkeypatch.setattr(decode_plan, "STEP_TOKENS", 512)
+    monkeypatch.setattr(decode_plan, "SEQUENCES", 4)
+    monkeypatch.setattr(prefill_plan, "CHUNK_TOKENS", 256)
+    monkeypatch.setattr(prefill_plan, "TILE_ROWS", 16)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "activation", "shape", "rest"),
+    [
+        ("float8_e4m3fn", "bfloat16", {"heads": 2, "head_size": 128, "group": 2}, {"window": 130}),
+        ("int8", "bfloat16", {"heads": 1, "head_size": 256, "group": 4}, {"chunk": 160, "softcap": 5.0}),
+        ("int8", "float32", {"heads": 2, "head_size": 64, "group": 1}, {}),
+    ],
+)
+def test_mixed_steps(dtype, activation, shape, rest):
+    case = make_quantised_step(
+        dtype=dtype,
+        activation_dtype=activation,
+        seq_lens=[128, 260, 130],
+        query_lens=[1, 1, 4],
+        block_size=128,
+        spare_tokens=2,
+        spare_rows=1,
+        **shape,
+        **{name: rest[name] for name in ("window", "chunk") if name in rest},
+    )
+    step = case.step
+    sinks = np.linspace(-4, 4, step.q.shape[1], dtype=np.float32)
+    settings = AttentionSettings(
+        layout=step.layout,
+        layer_slot=step.layer_slot,
+        layer_slots=step.layer_slots,
+        scale=0.3,
+        sliding_window=rest.get("window"),
+        attention_chunk_size=rest.get("chunk"),
+        softcap=rest.get("softcap"),
+        sinks=jnp.asarray(sinks),
+    )
+    out = paged_attention_tpu(
+        step.q, jnp.asarray(case.written), step.batch, step.table, settings, interpret=INTERPRET
+    )
+    tolerance = {"float32": 2e-5, "bfloat16": 2e-2}[activation]
+    expected = attention_by_hand(step, scale=0.3, sinks=sinks, **rest)
+    np.testing.assert_allclose(np.asarray(out, np.float32), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize(("dtype", "heads", "head_size"), [("int8", 2, 128), ("float8_e4m3fn", 1, 256)])
+def test_written_pages_equal_the_definition_word_for_word(dtype, heads, head_size):
+    """Runs that start inside a page, fill one and end inside one; every other word keeps its NaN."""
+    case = make_quantised_step(
+        dtype=dtype,
+        seq_lens=[1, 300, 130],
+        query_lens=[1, 180, 1],
+        block_size=128,
+        heads=heads,
+        head_size=head_size,
+        spare_tokens=3,
+        spare_rows=1,
+    )
+    step = case.step
+    settings = AttentionSettings(layout=step.layout, layer_slot=step.layer_slot, layer_slots=step.layer_slots)
+    pages = write_kv_tpu(step.pages, step.k, step.v, step.batch, step.table, settings, interpret=INTERPRET)
+    np.testing.assert_array_equal(pages, case.written)
