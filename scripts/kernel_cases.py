@@ -50,6 +50,11 @@ class Case:
         return 0 if self.chunk is None else first // self.chunk * self.chunk
 
     @property
+    def activation_dtype(self) -> jnp.dtype:
+        """Of q, and of new K and V: as the pages' where these are no 8-bit numbers, else bfloat16."""
+        return jnp.dtype("bfloat16" if self.layout.is_quantised else self.dtype)
+
+    @property
     def layout(self) -> AttentionPageLayout:
         """The page."""
         return AttentionPageLayout.fitting(
@@ -113,8 +118,18 @@ CASES: dict[str, Case] = {
     "deepseek-v3/4 decode": replace(_DEEPSEEK_V3, q_heads=32),
     "deepseek-v3/8 decode": replace(_DEEPSEEK_V3, q_heads=16, quick=True),
     "deepseek-v3/8 prefill": replace(_DEEPSEEK_V3, q_heads=16, sequences=1, new=2048),
+    "gemma3-27b/4 decode fp8": replace(_GEMMA_27B, dtype="float8_e4m3fn", quick=True),
+    "gemma3-27b/4 decode window fp8": replace(_GEMMA_27B, dtype="float8_e4m3fn", window=1024),
+    "gemma3-27b/4 prefill fp8": replace(_CHUNK, dtype="float8_e4m3fn"),
+    "gemma3-27b/4 decode int8": replace(_GEMMA_27B, dtype="int8"),
+    "gemma3-27b/4 prefill int8": replace(_CHUNK, dtype="int8"),
+    "gemma3-270m decode int8": replace(_GEMMA_270M, dtype="int8", block_size=256),
+    "gpt-oss-120b/4 decode fp8": replace(_GPT_OSS, dtype="float8_e4m3fn"),
+    "gpt-oss-120b/4 decode window fp8": replace(_GPT_OSS, dtype="float8_e4m3fn", window=128),
     "gemma3-27b/4 write decode": replace(_GEMMA_27B, kernel="write", quick=True),
     "gemma3-27b/4 write prefill": replace(_CHUNK, kernel="write"),
+    "gemma3-27b/4 write decode fp8": replace(_GEMMA_27B, kernel="write", dtype="float8_e4m3fn"),
+    "gemma3-27b/4 write prefill int8": replace(_CHUNK, kernel="write", dtype="int8"),
     "gpt-oss-120b/4 write decode": replace(_GPT_OSS, kernel="write"),
     "phi-2/4 write decode": replace(_PHI2, kernel="write"),
     "phi-3-mini/4 write prefill": replace(_PHI3_MINI, kernel="write", sequences=1, new=2048),
@@ -149,7 +164,7 @@ def build(case: Case) -> Built:
 def _build_decode(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -> Built:
     """The decode kernel's own call: its scalars are arguments, so that a tool can read them."""
     settings = _settings(case)
-    dtype = jnp.dtype(case.dtype)
+    dtype = case.activation_dtype
     rows, width = table.block_ids.shape
     plan = plan_decode(settings, q_heads=case.q_heads, dtype=dtype, rows=rows, table_width=width)
     scalars = DecodeScalars(
@@ -172,7 +187,7 @@ def _build_prefill(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -
     """The same of the prefill kernel."""
     settings = _settings(case)
     group = case.q_heads // case.kv_heads
-    dtype = jnp.dtype(case.dtype)
+    dtype = case.activation_dtype
     plan = plan_prefill(
         settings,
         group=group,
@@ -225,7 +240,7 @@ def _build_write(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -> 
     )
     sizes = (case.head_size,) if case.latent else (case.head_size, case.layout.value_size)
     kv = tuple(
-        jax.ShapeDtypeStruct((case.sequences * case.new, case.kv_heads, size), jnp.dtype(case.dtype))
+        jax.ShapeDtypeStruct((case.sequences * case.new, case.kv_heads, size), case.activation_dtype)
         for size in sizes
     )
 
