@@ -43,6 +43,7 @@ def _layout(name: str, spec: KVCacheSpec, page_size_bytes: int) -> AttentionPage
             block_size=spec.block_size,
             num_kv_heads=spec.num_kv_heads,
             head_size=spec.head_size,
+            head_size_v=spec.head_size_v,
             dtype=spec.dtype,
             page_rows=page_rows,
         )
