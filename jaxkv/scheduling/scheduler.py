@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from jaxkv.cache_manager import KVCacheManager
 from jaxkv.checks import check_is
 from jaxkv.connector import KVConnector
+from jaxkv.decode_run import can_run, run_decodes
 from jaxkv.errors import JaxkvError
 from jaxkv.planning.plan import CachePlan
 from jaxkv.request import Request, RequestStatus, as_token_ids
@@ -305,6 +306,11 @@ class Scheduler:
         # The step that gives the last token ends the request.
         most = min(most, int((table.max_total[rows] - table.num_tokens[rows]).min()) - 1)
         first_step = self._next_step
+        if len(rows) == 1 and most > 0 and can_run(self.cache_manager, int(rows[0]), most):
+            table.num_tokens[rows] += most
+            run_decodes(self.cache_manager, int(rows[0]), int(table.num_computed[rows[0]]), most)
+            table.num_computed[rows] += most
+            self._next_step += most
         while self._next_step - first_step < most:
             steps = self.cache_manager.count_decodes(
                 rows, table.num_computed[rows], most - (self._next_step - first_step)
