@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 
 class SelectiveInputs(NamedTuple):
@@ -39,3 +40,23 @@ class DeltaInputs(NamedTuple):
     v: jax.Array
     g: jax.Array
     beta: jax.Array
+
+
+class KeyScaling(NamedTuple):
+    """What becomes of queries and keys `[..., dk]` first.
+
+    eps: they are divided by `sqrt(sum of squares + eps)`; None: they come normalised. scale: of queries.
+    """
+
+    scale: float
+    eps: float | None
+
+    def __call__(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
+        q, k = q.astype(jnp.float32), k.astype(jnp.float32)
+        if self.eps is not None:
+            q, k = (x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + self.eps) for x in (q, k))
+        return q * self.scale, k
+
+
+SCALED = KeyScaling(1.0, None)
+"""Of queries and keys that have been scaled already."""

@@ -11,6 +11,9 @@ dtype of the first argument. `implementation` is "reference", "xla", "pallas_tpu
 "pallas_gpu" (None: the platform's). All raise ValueError where shapes disagree.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -19,7 +22,7 @@ from pallas_kernels.layout import LANES
 from pallas_kernels.recurrent.choice import Implementation, choose
 from pallas_kernels.recurrent.gpu.decode import gated_delta_rule_gpu, selective_scan_gpu, ssd_gpu
 from pallas_kernels.recurrent.gpu.support import refuses_lines
-from pallas_kernels.recurrent.inputs import DeltaInputs, SelectiveInputs, SsdInputs
+from pallas_kernels.recurrent.inputs import DeltaInputs, KeyScaling, SelectiveInputs, SsdInputs
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.reference import (
     causal_conv1d_reference,
@@ -61,11 +64,23 @@ SSD = {
     "pallas_tpu": Implementation(ssd_tpu, refuses_matrices),
     "pallas_gpu": Implementation(ssd_gpu, refuses_lines),
 }
+
+
+def _scaled_first(run: Callable[..., StepResult]) -> Callable[..., StepResult]:
+    """`run` for inputs whose queries and keys are still to be scaled."""
+
+    def scaled(inputs: DeltaInputs, scaling: KeyScaling, *rest: Any, **options: Any) -> StepResult:
+        q, k = scaling(inputs.q, inputs.k)
+        return run(inputs._replace(q=q, k=k), *rest, **options)
+
+    return scaled
+
+
 GATED_DELTA_RULE = {
-    "reference": Implementation(gated_delta_rule_reference),
+    "reference": Implementation(_scaled_first(gated_delta_rule_reference)),
     "xla": Implementation(gated_delta_rule_xla),
-    "pallas_tpu": Implementation(gated_delta_rule_tpu, refuses_delta),
-    "pallas_gpu": Implementation(gated_delta_rule_gpu, refuses_lines),
+    "pallas_tpu": Implementation(_scaled_first(gated_delta_rule_tpu), refuses_delta),
+    "pallas_gpu": Implementation(_scaled_first(gated_delta_rule_gpu), refuses_lines),
 }
 
 
@@ -230,17 +245,9 @@ def gated_delta_rule(
         _check_shape(name, value, (tokens, heads))
     _check_part(place, (heads, value_size, k.shape[2]))
     run = choose(GATED_DELTA_RULE, place, implementation, k.shape[1])
-    dtype = q.dtype
-    q, k = q.astype(jnp.float32), k.astype(jnp.float32)
-    if l2norm_eps is not None:
-        q, k = _l2norm(q, l2norm_eps), _l2norm(k, l2norm_eps)
-    out, pages = run(DeltaInputs(q * scale, k, v, g, beta), pages, batch, table, place)
-    return StepResult(out.astype(dtype), pages)
-
-
-def _l2norm(x: jax.Array, eps: float) -> jax.Array:
-    """x over its last axis' length."""
-    return x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + eps)
+    scaling = KeyScaling(scale, l2norm_eps)
+    out, pages = run(DeltaInputs(q, k, v, g, beta), scaling, pages, batch, table, place)
+    return StepResult(out.astype(q.dtype), pages)
 
 
 def _check_pool(pages: jax.Array, layout: StateLayout) -> None:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from pallas_kernels.batch import RaggedBatch
 from pallas_kernels.layout import LANES
 from pallas_kernels.recurrent.gpu.decode_kernel import LineInputs, decode_lines
-from pallas_kernels.recurrent.inputs import DeltaInputs, SelectiveInputs, SsdInputs
+from pallas_kernels.recurrent.inputs import SCALED, DeltaInputs, SelectiveInputs, SsdInputs
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
@@ -74,7 +74,7 @@ def gated_delta_rule_gpu(
 ) -> StepResult:
     """Same contract as `gated_delta_rule_reference`. `interpret` is `plgpu.kernel`'s."""
     if not _is_plain_decode(batch, table):
-        return gated_delta_rule_xla(inputs, pages, batch, table, place)
+        return gated_delta_rule_xla(inputs, SCALED, pages, batch, table, place)
     q, k, v, g, beta = (_first_rows(value, table) for value in inputs)
     decay, beta = (jnp.broadcast_to(value[..., None], v.shape) for value in (jnp.exp(g), beta))
     lines = LineInputs(added=_in_lines(v), decay=_in_lines(decay), b=k, c=q, beta=_in_lines(beta))

@@ -10,8 +10,8 @@ from pallas_kernels.batch import RaggedBatch
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
-from pallas_kernels.recurrent.xla.form import Chunk
 from pallas_kernels.recurrent.xla.walk import walk
+from pallas_kernels.recurrent.xla.window import Chunk, through_window
 
 CHUNK = 256
 
@@ -34,6 +34,11 @@ class ConvForm(NamedTuple):
 
     def open_state(self, stored: jax.Array) -> jax.Array:
         return stored[0]
+
+    def span(
+        self, state: jax.Array, inputs: jax.Array, out: jax.Array, first: jax.Array, stop: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        return through_window(self.chunk, self.length, state, inputs, out, first, stop)
 
     def chunk(self, state: jax.Array, chunk: Chunk) -> tuple[jax.Array, jax.Array]:
         length, kernel = chunk.inputs.shape[0], self.weight.shape[0]

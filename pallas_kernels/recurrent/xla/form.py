@@ -1,28 +1,19 @@
 """What an operation must be able to do for `walk` to run it over a ragged step."""
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import jax
-
-
-class Chunk(NamedTuple):
-    """Rows `first` up to `stop` (exclusive) are a chunk's tokens (`valid bool[L]`). Others hold anything."""
-
-    inputs: Any
-    first: jax.Array
-    stop: jax.Array
-    valid: jax.Array
 
 
 class Form(Protocol):
     """A recurrence over tokens. States are float32 `[blocks, size, lanes]` as stored, or carried as
     `open_state` makes them.
 
-    length: tokens of a chunk. out_shape: of one token.
+    length: tokens of a span at most, None: any number. out_shape: of one token.
     """
 
     @property
-    def length(self) -> int: ...
+    def length(self) -> int | None: ...
 
     @property
     def out_shape(self) -> tuple[int, ...]: ...
@@ -32,11 +23,13 @@ class Form(Protocol):
         ...
 
     def open_state(self, stored: jax.Array) -> jax.Array:
-        """A stored state as chunks carry it."""
+        """A stored state as spans carry it."""
         ...
 
-    def chunk(self, state: jax.Array, chunk: Chunk) -> tuple[jax.Array, jax.Array]:
-        """The carried state after a chunk's tokens, and outputs `[L, ...]`, of any value in other rows."""
+    def span(
+        self, state: jax.Array, inputs: Any, out: jax.Array, first: jax.Array, stop: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The carried state after tokens [first, stop) of a step, and `out [T, ...]` with theirs."""
         ...
 
     def close_state(self, state: jax.Array) -> jax.Array:

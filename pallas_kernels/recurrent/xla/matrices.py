@@ -28,6 +28,16 @@ class Matrices(NamedTuple):
         apart = stored.reshape(blocks, size, self.together, self.head_size).transpose(0, 2, 1, 3)
         return apart.reshape(blocks * self.together, size, self.head_size)
 
+    def open_groups(self, stored: jax.Array, groups: int) -> jax.Array:
+        """`[groups, size, channels of a group]`: heads that share a key side by side."""
+        blocks, size, lanes = self.stored
+        return stored.transpose(1, 0, 2).reshape(size, groups, blocks * lanes // groups).transpose(1, 0, 2)
+
+    def close_groups(self, state: jax.Array) -> jax.Array:
+        """The inverse of `open_groups`."""
+        blocks, size, lanes = self.stored
+        return state.transpose(1, 0, 2).reshape(size, blocks, lanes).transpose(1, 0, 2)
+
     def close(self, matrices: jax.Array) -> jax.Array:
         """The inverse of `open`."""
         blocks, size, lanes = self.stored

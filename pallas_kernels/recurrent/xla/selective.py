@@ -1,7 +1,10 @@
 """Mamba 1: a state `[1, N, C]`. Each channel decays at N rates of its own, so there is no matrix form: a loop
-over tokens, a few to a turn, with the state in the cache. It is bound by the exponentials.
+over tokens, bound by the exponentials, with the state of a few channels in the nearest cache.
+
+Loops without a matrix product become one function for XLA on a CPU, in which a turn costs next to nothing.
 """
 
+from math import log
 from typing import NamedTuple
 
 import jax
@@ -13,11 +16,13 @@ from pallas_kernels.recurrent.inputs import SelectiveInputs
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
-from pallas_kernels.recurrent.xla.form import Chunk
+from pallas_kernels.recurrent.xla.exponentials import exp2_of_negative
 from pallas_kernels.recurrent.xla.walk import walk
 
-CHUNK = 64
-UNROLL = 16
+CHANNELS = 256
+"""Channels that a loop over tokens carries, with their rates: 32 KiB for 16 states."""
+TURN = 16
+"""Tokens for which they are carried: their inputs of other channels are still in a cache when those come."""
 
 
 class Tokens(NamedTuple):
@@ -30,52 +35,86 @@ class Tokens(NamedTuple):
 
 
 class SelectiveForm(NamedTuple):
-    """`a [N, C]` and `d [C]`, float32."""
+    """`rates [N, C]`, a over the logarithm of 2, and `d [C]`, float32."""
 
-    a: jax.Array
+    rates: jax.Array
     d: jax.Array
-    length: int = CHUNK
+    length: int | None = None
 
     @property
     def out_shape(self) -> tuple[int, ...]:
         return self.d.shape
 
     def step(self, stored: jax.Array, inputs: Tokens) -> tuple[jax.Array, jax.Array]:
-        state, out = self._token(stored[0], inputs)
+        state, out = _token(self.rates, self.d, stored[0], inputs)
         return state[None], out
 
     def open_state(self, stored: jax.Array) -> jax.Array:
         return stored[0]
 
-    def chunk(self, state: jax.Array, chunk: Chunk) -> tuple[jax.Array, jax.Array]:
-        # A row that is no token: no decay (dt = 0), nothing added.
-        tokens = Tokens(*(jnp.where(chunk.valid[:, None], x, 0) for x in chunk.inputs))
-        length = chunk.valid.shape[0]
-        turn = UNROLL if length % UNROLL == 0 else 1
-
-        def some(index: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            state, out = carry
-            first = index * turn
-            for token in range(turn):
-                one = Tokens(*(lax.dynamic_index_in_dim(x, first + token, keepdims=False) for x in tokens))
-                state, y = self._token(state, one)
-                out = lax.dynamic_update_slice_in_dim(out, y[None], first + token, 0)
-            return state, out
-
-        out = jnp.zeros((length, *self.out_shape), jnp.float32)
-        return lax.fori_loop(chunk.first // turn, (chunk.stop + turn - 1) // turn, some, (state, out))
-
     def close_state(self, state: jax.Array) -> jax.Array:
         return state[None]
 
-    def _token(self, state: jax.Array, token: Tokens) -> tuple[jax.Array, jax.Array]:
-        state = jnp.exp(token.dt * self.a) * state + (token.dt * token.x) * token.b[:, None]
-        return state, jnp.matmul(token.c, state, precision=lax.Precision.HIGHEST) + self.d * token.x
+    def span(
+        self, state: jax.Array, inputs: Tokens, out: jax.Array, first: jax.Array, stop: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        channels = self.d.shape[0]
+        width = CHANNELS if channels % CHANNELS == 0 else channels
+        blocks = channels // width
+
+        def split(x: jax.Array) -> jax.Array:
+            return x.reshape(*x.shape[:-1], blocks, width)
+
+        def pick(x: jax.Array, *index: jax.Array) -> jax.Array:
+            begin = (*index, *(0 for _ in x.shape[len(index) :]))
+            size = (*(1 for _ in index), *x.shape[len(index) :])
+            return lax.dynamic_slice(x, begin, size).reshape(x.shape[len(index) :])
+
+        x, dt, rates, d = split(inputs.x), split(inputs.dt), split(self.rates), split(self.d)
+
+        def some_tokens(index: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            begin = first + index * TURN
+            end = jnp.minimum(begin + TURN, stop)
+
+            def some_channels(
+                block: jax.Array, carry: tuple[jax.Array, jax.Array]
+            ) -> tuple[jax.Array, jax.Array]:
+                state, out = carry
+                here = lax.dynamic_index_in_dim(rates, block, 1, keepdims=False), pick(d, block)
+
+                def one(token: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+                    part, out = carry
+                    values = Tokens(
+                        pick(x, token, block),
+                        pick(dt, token, block),
+                        pick(inputs.b, token),
+                        pick(inputs.c, token),
+                    )
+                    part, y = _token(*here, part, values)
+                    return part, lax.dynamic_update_slice(out, y[None, None], (token, block, 0))
+
+                part = lax.dynamic_index_in_dim(state, block, 1, keepdims=False)
+                part, out = lax.fori_loop(begin, end, one, (part, out))
+                return lax.dynamic_update_index_in_dim(state, part, block, 1), out
+
+            return lax.fori_loop(0, blocks, some_channels, carry)
+
+        turns = (stop - first + TURN - 1) // TURN
+        state, out = lax.fori_loop(0, turns, some_tokens, (split(state), split(out)))
+        return state.reshape(self.rates.shape), out.reshape(-1, channels)
+
+
+def _token(rates: jax.Array, d: jax.Array, state: jax.Array, token: Tokens) -> tuple[jax.Array, jax.Array]:
+    """A token of some channels: `rates`, `state` `[N, C]`, `d` `[C]`."""
+    x, dt, b, c = (value.astype(jnp.float32) for value in token)
+    state = exp2_of_negative(dt * rates) * state + b[:, None] * (dt * x)
+    # No product of matrices: that would be a call, and keep the loop over tokens from becoming one function.
+    return state, sum((c[n] * state[n] for n in range(state.shape[0])), d * x)
 
 
 def selective_scan_xla(
     inputs: SelectiveInputs, pages: jax.Array, batch: RaggedBatch, table: StateTable, place: StatePlace
 ) -> StepResult:
     """Same contract as `selective_scan_reference`."""
-    form = SelectiveForm(inputs.a.T, inputs.d)
+    form = SelectiveForm(inputs.a.T / log(2), inputs.d)
     return walk(form, Tokens(inputs.x, inputs.dt, inputs.b, inputs.c), pages, batch, table, place)

@@ -1,6 +1,6 @@
-"""A recurrence over a ragged step: decodes token by token, prefill sequences in chunks.
+"""A recurrence over a ragged step: decodes token by token, prefill sequences in spans of tokens.
 
-A chunk belongs to one sequence and ends where a state is to be kept, so no state inside a chunk is ever
+A span belongs to one sequence and ends where a state is to be kept, so no state inside a span is ever
 needed. All loop bounds are dynamic: lengths never compile again.
 """
 
@@ -15,7 +15,7 @@ from pallas_kernels.batch import RaggedBatch
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
-from pallas_kernels.recurrent.xla.form import Chunk, Form
+from pallas_kernels.recurrent.xla.form import Form
 from pallas_kernels.recurrent.xla.words import close_pool, open_pool, read_state, write_state
 
 BATCH_BYTES = 4 << 20
@@ -45,7 +45,7 @@ def walk(
     else:
         so_far = _decode_one_by_one(form, inputs, so_far, batch, table, place)
     if not batch.decode_only:
-        so_far = _prefill(form, min(form.length, tokens), inputs, so_far, batch, table, place)
+        so_far = _prefill(form, inputs, so_far, batch, table, place)
     return StepResult(so_far.out, close_pool(so_far.pool, place))
 
 
@@ -81,43 +81,28 @@ def _decode_one_by_one(
 
 
 def _prefill(
-    form: Form,
-    length: int,
-    inputs: Any,
-    so_far: _Outputs,
-    batch: RaggedBatch,
-    table: StateTable,
-    place: StatePlace,
+    form: Form, inputs: Any, so_far: _Outputs, batch: RaggedBatch, table: StateTable, place: StatePlace
 ) -> _Outputs:
-    tokens = batch.positions.shape[0]
-
     def sequence(seq: jax.Array, so_far: _Outputs) -> _Outputs:
         begin, end = batch.query_starts[seq], batch.query_starts[seq + 1]
         to_len = batch.seq_lens[seq] - end  # tokens of the sequence up to index i (exclusive): i + this
 
-        def one_chunk(
+        def one_span(
             carry: tuple[jax.Array, jax.Array, _Outputs],
         ) -> tuple[jax.Array, jax.Array, _Outputs]:
             first, state, so_far = carry
             stops = table.checkpoint_lens[seq] - to_len
-            stop = jnp.minimum(jnp.where(stops > first, stops, end).min(initial=end), first + length)
-            start = jnp.minimum(first, tokens - length)  # the last chunk's rows begin before its tokens
-            window = jax.tree.map(
-                lambda x: lax.dynamic_slice_in_dim(x, start, length).astype(jnp.float32), inputs
-            )
-            row = start + jnp.arange(length)
-            chunk = Chunk(window, first - start, stop - start, (row >= first) & (row < stop))
-            state, out = form.chunk(state, chunk)
+            stop = jnp.where(stops > first, stops, end).min(initial=end)
+            stop = stop if form.length is None else jnp.minimum(stop, first + form.length)
+            state, out = form.span(state, inputs, so_far.out, first, stop)
             pool = so_far.pool
             if table.checkpoint.shape[1]:
                 stored = form.close_state(state)
                 pool = _store(pool, stored, seq, stop + to_len, table, place, last=False)
-            valid = chunk.valid.reshape(-1, *(1 for _ in form.out_shape))
-            out = jnp.where(valid, out, lax.dynamic_slice_in_dim(so_far.out, start, length))
-            return stop, state, _Outputs(lax.dynamic_update_slice_in_dim(so_far.out, out, start, 0), pool)
+            return stop, state, _Outputs(out, pool)
 
         state = form.open_state(read_state(so_far.pool, table.read[seq], place))
-        _, state, so_far = lax.while_loop(lambda carry: carry[0] < end, one_chunk, (begin, state, so_far))
+        _, state, so_far = lax.while_loop(lambda carry: carry[0] < end, one_span, (begin, state, so_far))
         pool = write_state(so_far.pool, form.close_state(state), table.write[seq], jnp.bool_(True), place)
         return _Outputs(so_far.out, pool)
 

@@ -6,6 +6,8 @@ import pytest
 
 from pallas_kernels.recurrent.triangle import unit_lower_inverse
 from pallas_kernels.recurrent.xla import walk
+from pallas_kernels.recurrent.xla.exponentials import exp2_of_negative
+from pallas_kernels.recurrent.xla.substitution import solve_unit_lower
 from tests.pallas_kernels.recurrent.cases import (
     Sequence,
     check,
@@ -93,6 +95,25 @@ def test_inverses_of_triangles(size):
     lower = np.tril(np.ones((size, size), np.float32), -1)
     [inverse] = unit_lower_inverse([jnp.asarray(lower)])
     np.testing.assert_allclose(inverse, np.eye(size) - np.eye(size, k=-1), atol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1, 7, 8, 20, 64])
+def test_triangular_systems(size):
+    """All ones below the diagonal and running sums on the right: ones solve it."""
+    lower = jnp.tril(jnp.ones((2, size, size)), -1)
+    right = np.repeat(np.arange(1, size + 1)[:, None], 3, axis=1) * np.array([1, -2, 0.5])
+    found = solve_unit_lower(lower, jnp.asarray(np.stack([right, 2 * right])))
+    np.testing.assert_allclose(found[1], np.tile([2, -4, 1], (size, 1)), rtol=1e-6)
+
+
+def test_exponentials_of_decays():
+    """Over all sizes that float32 has, and most exact where a decay is nearly one."""
+    x = -np.concatenate([np.geomspace(1e-7, 126, 2000), np.arange(0, 126.5, 0.5)]).astype(np.float32)
+    wanted = np.exp2(x.astype(np.float64))
+    error = np.abs(np.asarray(exp2_of_negative(jnp.asarray(x)), np.float64) / wanted - 1)
+    assert error.max() < 2.5e-7
+    assert error[x > -0.01].max() < 1e-7
+    assert float(exp2_of_negative(jnp.float32(-1e9))) <= 2.0**-126
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
