@@ -25,10 +25,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.linear import MIN_BFLOAT16_ROWS
-
 # Rows of a tile: fewer are slow in bfloat16 (see `linear`), more are mostly padding.
-SMALLEST_TILE, LARGEST_TILE = MIN_BFLOAT16_ROWS, 32
+SMALLEST_TILE, LARGEST_TILE = 4, 32
 _BY_EXPERT = jax.lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0]
 )

@@ -44,12 +44,9 @@ class Logprobs(NamedTuple):
 
 
 def sample(logits: jax.Array, rows: SamplingRows) -> jax.Array:
-    """Token ids int32[N] for logits float32[N, V]. Work that no row asks for is not done.
-
-    Models compute the transpose, [V, N]: handed on as it is, it is not copied for a greedy choice.
-    """
+    """Token ids int32[N] for logits float32[N, V]. Work that no row asks for is not done."""
     plain = jnp.all((rows.temperature <= 0) & (rows.num_banned == 0))
-    return jax.lax.cond(plain, _greedy_only, _sample_mixed, logits.T, rows)
+    return jax.lax.cond(plain, _greedy_only, _sample_mixed, logits, rows)
 
 
 def gather_logprobs(logits: jax.Array, token_ids: jax.Array, num_top: int) -> Logprobs:
@@ -60,26 +57,23 @@ def gather_logprobs(logits: jax.Array, token_ids: jax.Array, num_top: int) -> Lo
     return Logprobs(chosen[:, 0], top - normaliser, top_ids.astype(jnp.int32))
 
 
-def greedy(by_token: jax.Array) -> jax.Array:
-    """The lowest of the most likely token ids, int32[N], for logits float32[V, N]. In two levels, since XLA's
+def greedy(logits: jax.Array) -> jax.Array:
+    """The lowest of the most likely token ids, int32[N], for logits float32[N, V]. In two levels, since XLA's
     argmax is not vectorised on CPU.
     """
-    vocabulary, num_rows = by_token.shape
-    padded = jnp.pad(by_token, ((0, -vocabulary % _CHUNK), (0, 0)), constant_values=-jnp.inf)
-    chunks = padded.reshape(-1, _CHUNK, num_rows)
-    best_chunk = jnp.argmax(jnp.max(chunks, axis=1), axis=0)
-    inside = chunks[best_chunk, :, jnp.arange(num_rows)]
+    chunks = _in_chunks(logits, -jnp.inf)
+    best_chunk = jnp.argmax(jnp.max(chunks, axis=-1), axis=-1)
+    inside = _chunk_of(chunks, best_chunk)
     return (best_chunk * _CHUNK + jnp.argmax(inside, axis=-1)).astype(jnp.int32)
 
 
-def _greedy_only(by_token: jax.Array, rows: SamplingRows) -> jax.Array:
+def _greedy_only(logits: jax.Array, rows: SamplingRows) -> jax.Array:
     del rows
-    return greedy(by_token)
+    return greedy(logits)
 
 
-def _sample_mixed(by_token: jax.Array, rows: SamplingRows) -> jax.Array:
-    by_token = _without_banned(by_token, rows)
-    logits = by_token.T
+def _sample_mixed(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+    logits = _without_banned(logits, rows)
     is_greedy = rows.temperature <= 0
     scaled = logits / jnp.where(is_greedy, 1.0, rows.temperature)[:, None]
     vocabulary = logits.shape[-1]
@@ -87,14 +81,14 @@ def _sample_mixed(by_token: jax.Array, rows: SamplingRows) -> jax.Array:
     top_p = jnp.where(is_greedy, 1.0, rows.top_p)
     filters = jnp.any((top_k < vocabulary) | (top_p < 1))
     scaled = jax.lax.cond(filters, _keep_likely, lambda x, *_: x, scaled, top_k, top_p)
-    return jnp.where(is_greedy, greedy(by_token), _draw(scaled, rows.uniform))
+    return jnp.where(is_greedy, greedy(logits), _draw(scaled, rows.uniform))
 
 
-def _without_banned(by_token: jax.Array, rows: SamplingRows) -> jax.Array:
-    """Logits float32[V, N] with -inf at the banned tokens."""
+def _without_banned(logits: jax.Array, rows: SamplingRows) -> jax.Array:
+    """Logits float32[N, V] with -inf at the banned tokens."""
     counts = jnp.arange(rows.banned.shape[1]) < rows.num_banned[:, None]
-    tokens = jnp.where(counts, rows.banned, by_token.shape[0])
-    return by_token.at[tokens, jnp.arange(by_token.shape[1])[:, None]].set(-jnp.inf, mode="drop")
+    tokens = jnp.where(counts, rows.banned, logits.shape[1])
+    return logits.at[jnp.arange(logits.shape[0])[:, None], tokens].set(-jnp.inf, mode="drop")
 
 
 def _keep_likely(logits: jax.Array, top_k: jax.Array, top_p: jax.Array) -> jax.Array:

@@ -75,15 +75,14 @@ class StepFunction:
         chosen = sample(logits, inputs.sampling)
         padding = self.max_num_seqs - bucket.num_seqs
 
-        def wanted(by_token: jax.Array, chosen: jax.Array) -> Logprobs:
-            return gather_logprobs(by_token.T, chosen, MAX_LOGPROBS)
+        def wanted(logits: jax.Array, chosen: jax.Array) -> Logprobs:
+            return gather_logprobs(logits, chosen, MAX_LOGPROBS)
 
-        def nothing(by_token: jax.Array, chosen: jax.Array) -> Logprobs:
-            rows, top = chosen.shape[0], min(MAX_LOGPROBS, by_token.shape[0])
+        def nothing(logits: jax.Array, chosen: jax.Array) -> Logprobs:
+            rows, top = chosen.shape[0], min(MAX_LOGPROBS, logits.shape[1])
             return Logprobs(jnp.zeros(rows), jnp.zeros((rows, top)), jnp.zeros((rows, top), jnp.int32))
 
-        # As in `sample`: the transpose is what the model computed, so handing it on copies nothing.
-        logprobs = jax.lax.cond(inputs.wants_logprobs > 0, wanted, nothing, logits.T, chosen)
+        logprobs = jax.lax.cond(inputs.wants_logprobs > 0, wanted, nothing, logits, chosen)
         return jnp.pad(chosen, (0, padding)), logprobs
 
     def _logits(self, model: Any, hidden: jax.Array, inputs: StepInputs, bucket: Bucket) -> jax.Array:
