@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jaxkv.cache_checks import check_plan
-from jaxkv.cache_request import CacheRequest
+from jaxkv.cache_request import CacheRequest, check_request
 from jaxkv.checks import check_bool, check_int, check_is
 from jaxkv.copies import BlockCopies, PendingCopies
 from jaxkv.decode_allocation import DecodeAllocation, allocate_decodes
@@ -152,6 +152,7 @@ class KVCacheManager:
         """The longest cached prefix of the request's known tokens, at most all but one of them.
         Changes nothing.
         """
+        check_request(request)
         if not self.enable_caching:
             return self.lookup.nothing()
         self.upkeep.catch_up_caching()
@@ -228,24 +229,6 @@ class KVCacheManager:
         `num_tokens`.
         """
         self.upkeep.rewind(rows, num_tokens)
-
-    def count_decodes(self, rows: NDArray[np.intp], computed: NDArray[np.int64], most: int) -> int:
-        """Does up to `most` steps of `allocate_decodes` for rows of so many computed tokens, if no row can be
-        left without a block: all those up to the next one in which a row takes a block, or that one.
-        Returns how many.
-        """
-        lookahead = self.plan.limits.num_lookahead_tokens
-        room = int((self.rows.capacity[rows] - computed).min()) - lookahead
-        steps = min(most, max(1, room))
-        if room <= 0 and self.pool.num_free < len(rows) * sum(m.width for m in self.managers):
-            return 0
-        self.clock.step += steps
-        self.copies.release_sources()
-        if room > 0:
-            self.upkeep.advance_rows(rows, computed + steps, rows[:0])
-        else:
-            allocate_decodes(self, rows, computed + 1, lookahead)
-        return steps
 
     def record_admission(self, request: CacheRequest, hit: PrefixHit, parts: Sequence[HitPart]) -> None:
         """Counts the look-up of a request that has just got its first blocks, and tells who wants to know.
@@ -363,7 +346,10 @@ class KVCacheManager:
         return row
 
     def find_row(self, request: CacheRequest) -> int:
-        """The request's row, or -1. JaxkvError where another request of the same id has blocks."""
+        """The request's row, or -1. JaxkvError for what is no request, and where another request of the same
+        id has blocks.
+        """
+        check_request(request)
         row = self.rows.find(request.request_id)
         if row >= 0 and self.rows.info(row).request is not request:
             raise JaxkvError(f"another request with the id {request.request_id!r} holds blocks")

@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+from jaxkv.errors import JaxkvError
 from jaxkv.hashing import BlockHasher, Hashable
 
 
@@ -25,3 +26,9 @@ class CacheRequest(Hashable, Protocol):
     def block_hashes(self, hasher: BlockHasher) -> list[bytes]:
         """The hash of every hash block that the known tokens fill."""
         ...
+
+
+def check_request(request: CacheRequest) -> None:
+    """JaxkvError for what is no request at all."""
+    if not hasattr(request, "block_hashes"):
+        raise JaxkvError(f"request must be a Request, not {request!r}")

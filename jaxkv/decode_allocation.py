@@ -45,6 +45,8 @@ def allocate_decodes(
     wrong = after != position[rows] + 1
     if np.count_nonzero(wrong):
         _refuse(cache, int(rows[wrong][0]), int(after[wrong][0]))
+    if len(rows) > 1 and not cache.rows.are_different(rows):
+        raise JaxkvError(f"a row stands twice among the {len(rows)} rows: each gets one token")
     slots = after
     if num_lookahead_tokens:
         longest = cache.plan.max_model_len
@@ -52,8 +54,6 @@ def allocate_decodes(
     (due,) = (slots > capacity[rows]).nonzero()
     done = len(rows)
     if len(due):
-        if len(set(rows[due].tolist())) < len(due):
-            raise JaxkvError(f"a row stands twice among the {len(rows)} rows: each gets one token")
         most = int(after[due].max())
         if most > cache.plan.max_model_len:
             raise JaxkvError(f"{most} tokens are more than the maximum of {cache.plan.max_model_len}")

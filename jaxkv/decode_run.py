@@ -1,15 +1,38 @@
-"""Many steps of one decoding row at once, for simulations: nothing happens between them."""
+"""Many decode steps at once, for simulations: nothing happens between them."""
 
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
+from jaxkv.decode_allocation import allocate_decodes
 from jaxkv.managers import NO_PART, PositionalManager, Span
 from jaxkv.managers.private import PrivateManager
 from jaxkv.specs import cdiv
 
 if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
+
+
+def count_decodes(
+    cache: "KVCacheManager", rows: NDArray[np.intp], computed: NDArray[np.int64], most: int
+) -> int:
+    """Does up to `most` steps of `allocate_decodes` for rows of so many computed tokens, if no row can be
+    left without a block: all those up to the next one in which a row takes a block, or that one.
+    Returns how many.
+    """
+    lookahead = cache.plan.limits.num_lookahead_tokens
+    room = int((cache.rows.capacity[rows] - computed).min()) - lookahead
+    steps = min(most, max(1, room))
+    if room <= 0 and cache.pool.num_free < len(rows) * sum(cache.pool.widths):
+        return 0
+    cache.clock.step += steps
+    cache.copies.release_sources()
+    if room > 0:
+        cache.upkeep.advance_rows(rows, computed + steps, rows[:0])
+    else:
+        allocate_decodes(cache, rows, computed + 1, lookahead)
+    return steps
 
 
 def can_run(cache: "KVCacheManager", row: int, num_steps: int) -> bool:

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from jaxkv.checks import check_all, check_int, check_is
 from jaxkv.errors import JaxkvError
 from jaxkv.hashing import BlockHasher
+from jaxkv.unicode_text import check_unicode
 
 if TYPE_CHECKING:
     from jaxkv.hits import PrefixHit
@@ -62,7 +63,7 @@ class MultimodalInput:
     length: int
 
     def __post_init__(self) -> None:
-        _check_text("identifier of a multimodal input", self.identifier)
+        check_unicode("identifier of a multimodal input", self.identifier)
         check_int("offset of a multimodal input", self.offset, 0)
         check_int("length of a multimodal input", self.length, 1)
 
@@ -75,18 +76,8 @@ class EncoderInput:
     length: int
 
     def __post_init__(self) -> None:
-        _check_text("identifier of an encoder input", self.identifier)
+        check_unicode("identifier of an encoder input", self.identifier)
         check_int("length of an encoder input", self.length, 1)
-
-
-def _check_text(name: str, value: str) -> None:
-    """JaxkvError unless `value` is a string that can be encoded: the hashes are made of its bytes."""
-    if not isinstance(value, str):
-        raise JaxkvError(f"{name} must be a string, not {value!r}")
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        raise JaxkvError(f"{name} {value!r} is not Unicode text: {error.reason} at {error.start}") from None
 
 
 def as_token_ids(token_ids: Sequence[int] | NDArray, name: str = "prompt_token_ids") -> NDArray[np.int32]:
@@ -111,7 +102,7 @@ def as_token_ids(token_ids: Sequence[int] | NDArray, name: str = "prompt_token_i
 class Request:
     """A prompt to continue by at most `max_tokens` tokens.
 
-    request_id: unique among live requests. prompt_token_ids: int32[n], n >= 1.
+    request_id: unique among live requests, not empty. prompt_token_ids: int32[n], n >= 1.
     max_tokens: None means as many as the model allows. end_token_ids: tokens that end the answer.
     arrival: sort key of the waiting queue (a time, a step...); None: the order of `add_request`.
     priority: lower is served first, before arrival is looked at.
@@ -141,7 +132,9 @@ class Request:
         multimodal_inputs: Sequence[MultimodalInput] = (),
         encoder_input: EncoderInput | None = None,
     ) -> None:
-        _check_text("request_id", request_id)
+        check_unicode("request_id", request_id)
+        if not request_id:
+            raise JaxkvError("request_id must not be empty")
         self._tokens = as_token_ids(prompt_token_ids)
         if max_tokens is not None:
             check_int("max_tokens", max_tokens, 1)
@@ -153,7 +146,7 @@ class Request:
                 raise JaxkvError(f"{name} must be a finite number, not {value!r}")
         for name, text in (("cache_salt", cache_salt), ("lora_name", lora_name)):
             if text is not None:
-                _check_text(name, text)
+                check_unicode(name, text)
         if encoder_input is not None:
             check_is("encoder_input", encoder_input, EncoderInput)
         check_all("multimodal_inputs", multimodal_inputs, MultimodalInput)

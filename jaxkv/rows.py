@@ -59,6 +59,12 @@ class CacheRows:
         self._columns[:, row] = _NOBODY
         return row
 
+    def are_different(self, rows: NDArray[np.intp]) -> bool:
+        """Whether no row stands twice among int[n] rows of the table."""
+        places = np.arange(len(rows))
+        self._last_place[rows] = places
+        return bool((self._last_place[rows] == places).all())
+
     def active(self) -> NDArray[np.intp]:
         """intp[n]: rows that hold a request."""
         return np.flatnonzero(self.position)
@@ -92,6 +98,7 @@ class CacheRows:
         have = len(self._infos)
         self._columns = grown(self._columns, (len(_NOBODY), num_rows))
         self._columns[:, have:] = _NOBODY[:, None]
+        self._last_place: NDArray[np.intp] = np.zeros(num_rows, np.intp)
         self.computed, self.position, self.last_step, self.capacity, self.cache_at = self._columns
         self._infos.extend([None] * (num_rows - have))
         self._unused.extend(range(num_rows - 1, have - 1, -1))

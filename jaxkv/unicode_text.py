@@ -1,4 +1,7 @@
-"""Text that can be encoded: Python hands bytes of a command line that are no UTF-8 on as lone surrogates."""
+"""Text that can be encoded, as hashes and tokenizers need it.
+
+Python hands bytes of a command line that are no UTF-8 on as lone surrogates.
+"""
 
 from typing import Any
 

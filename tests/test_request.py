@@ -96,16 +96,17 @@ def test_bad_limits_are_refused() -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"request_id": 7}, "request_id must be a string, not 7"),
+        ({"request_id": ""}, "request_id must not be empty"),
+        ({"request_id": 7}, "request_id must be text, not 7"),
         ({"prompt_token_ids": [1, [2]]}, "prompt_token_ids must be a list of token ids"),
         ({"end_token_ids": [2**40]}, r"end_token_ids must lie in \[0, 2147483647\], got 1099511627776"),
         ({"end_token_ids": [-1]}, "end_token_ids must lie in .* got -1 at position 0"),
         ({"end_token_ids": ["x"]}, "end_token_ids must be integers"),
         ({"arrival": float("nan")}, "arrival must be a finite number, not nan"),
         ({"priority": "high"}, "priority must be a finite number, not 'high'"),
-        ({"cache_salt": 5}, "cache_salt must be a string, not 5"),
-        ({"cache_salt": "a\ud800"}, "is not Unicode text: surrogates not allowed at 1"),
-        ({"lora_name": b"x"}, "lora_name must be a string"),
+        ({"cache_salt": 5}, "cache_salt must be text, not 5"),
+        ({"cache_salt": "a\ud800"}, "is not UTF-8 text: character 1"),
+        ({"lora_name": b"x"}, "lora_name must be text"),
     ],
 )
 def test_what_would_stop_a_later_step_is_refused_at_once(fields: dict[str, Any], message: str) -> None:
@@ -114,7 +115,7 @@ def test_what_would_stop_a_later_step_is_refused_at_once(fields: dict[str, Any],
 
 
 def test_the_content_of_an_image_is_named_by_text() -> None:
-    with pytest.raises(JaxkvError, match="identifier of a multimodal input must be a string, not 3"):
+    with pytest.raises(JaxkvError, match="identifier of a multimodal input must be text, not 3"):
         MultimodalInput(identifier=3, offset=0, length=1)  # pyright: ignore
 
 

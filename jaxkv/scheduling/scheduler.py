@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from jaxkv.cache_manager import KVCacheManager
 from jaxkv.checks import check_is
 from jaxkv.connector import KVConnector
-from jaxkv.decode_run import can_run, run_decodes
+from jaxkv.decode_run import can_run, count_decodes, run_decodes
 from jaxkv.errors import JaxkvError
 from jaxkv.planning.plan import CachePlan
 from jaxkv.request import Request, RequestStatus, as_token_ids
@@ -312,8 +312,8 @@ class Scheduler:
             table.num_computed[rows] += most
             self._next_step += most
         while self._next_step - first_step < most:
-            steps = self.cache_manager.count_decodes(
-                rows, table.num_computed[rows], most - (self._next_step - first_step)
+            steps = count_decodes(
+                self.cache_manager, rows, table.num_computed[rows], most - (self._next_step - first_step)
             )
             if not steps:
                 break

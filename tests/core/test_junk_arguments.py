@@ -37,7 +37,7 @@ from tests.core.builders import full, make_plan, window
 
 JUNK: tuple[Any, ...] = (
     *(None, True, "x", "a\ud800", b"x", -1, 0, 3.7, math.nan, math.inf, 10**30, Fraction(1, 3)),
-    *([], {}, (), set(), [None], ["x"], [[1]], object(), np.array([1.5]), len),
+    *(np.int64(1), np.bool_(True), [], {}, (), set(), [None], ["x"], [[1]], object(), np.array([1.5]), len),
 )
 ATTENTION: dict[str, Any] = {"block_size": 4, "num_kv_heads": 1, "head_size": 8}
 PLAN = make_plan([full(), window(8)])
@@ -122,6 +122,9 @@ def test_a_constructor_takes_junk_or_says_what_is_wrong(
 @pytest.mark.parametrize(
     "call",
     [
+        lambda cache, junk: cache.get_computed_blocks(junk),
+        lambda cache, junk: cache.allocate_slots(junk, 2),
+        lambda cache, junk: cache.free(junk),
         lambda cache, junk: cache.allocate_slots(Request("b", [1, 2]), junk),
         lambda cache, junk: cache.allocate_slots(Request("b", [1, 2]), 2, num_lookahead_tokens=junk),
         lambda cache, junk: cache.allocate_slots(Request("b", [1, 2]), 2, num_external_tokens=junk),

@@ -89,8 +89,11 @@ def test_a_hit_of_an_equal_prompt_may_be_used() -> None:
 
 def test_a_row_decodes_one_token_a_step() -> None:
     cache, _ = running_cache()
-    before = snapshot(cache)
-    with pytest.raises(JaxkvError, match="a row stands twice among the 2 rows"):
-        cache.allocate_decodes(np.array([0, 0]), np.array([9, 9]))
-    assert snapshot(cache) == before
+    # The ninth token needs a block of its own, the tenth does not.
+    for num_tokens in (9, 10):
+        before = snapshot(cache)
+        with pytest.raises(JaxkvError, match="a row stands twice among the 2 rows"):
+            cache.allocate_decodes(np.array([0, 0]), np.array([num_tokens, num_tokens]))
+        assert snapshot(cache) == before
+        cache.allocate_decodes(np.array([0]), np.array([num_tokens]))
     cache.check_integrity()

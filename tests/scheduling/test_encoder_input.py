@@ -112,7 +112,7 @@ def test_bad_encoder_inputs_are_refused() -> None:
         JaxkvError, match="length of an encoder input must be an integer of at least 1, not 0"
     ):
         heard("x", 0)
-    with pytest.raises(JaxkvError, match="identifier of an encoder input must be a string, not 5"):
+    with pytest.raises(JaxkvError, match="identifier of an encoder input must be text, not 5"):
         EncoderInput(identifier=5, length=3)  # pyright: ignore[reportArgumentType]
     with pytest.raises(JaxkvError, match="encoder_input must be a EncoderInput, not 'x'"):
         Request("a", [1], encoder_input="x")  # pyright: ignore[reportArgumentType]
