@@ -86,10 +86,12 @@ class PrefillMath:
     @property
     def _factor(self) -> float:
         """What makes a score of `_scores` one in powers of two."""
-        return LOG2_E * (self.settings.scale if self.settings.softcap is None else self.settings.softcap)
+        if self.settings.softcap is not None:
+            return LOG2_E * self.settings.softcap
+        return 1.0 if self.loader.layout.is_quantised else LOG2_E * self.settings.scale
 
     def _scores(self, head: int, q_ref, buffer, visible: jax.Array | None) -> Scored:
-        """The scores of one KV head before `_factor`."""
+        """The scores of one KV head before `_factor`: scales of K are multiplied by it, not every score."""
         keys, values = self.loader.load(buffer, head, 1)
         scales = self.loader.scales(buffer, head, 1)
         scores = lax.dot_general(
@@ -99,10 +101,14 @@ class PrefillMath:
             precision=self.loader.precision,
             preferred_element_type=jnp.float32,
         )
+        if self.settings.softcap is None:
+            factor = self.settings.scale * LOG2_E
+        else:
+            factor = self.settings.scale / self.settings.softcap
         if scales is not None:
-            scores = scores * self._by_row(scales.keys)
+            scores = scores * self._by_row([x * factor for x in scales.keys])
         if self.settings.softcap is not None:
-            scores = jnp.tanh(scores * (self.settings.scale / self.settings.softcap))
+            scores = jnp.tanh(scores if scales is not None else scores * factor)
         shown = scores if visible is None else jnp.where(visible, scores, HIDDEN)
         return Scored(shown, values, None if scales is None else self._by_row(scales.values))
 

@@ -24,7 +24,7 @@ def plan_prefill(
 ) -> PrefillPlan:
     """The plan for a step of `tokens` tokens and tables of `table_width` entries; products are in `dtype`."""
     layout = settings.layout
-    loader = loader_of(layout, dtype)
+    loader = loader_of(layout, dtype, apart=True)
     page_bytes = layout.used_words * 4
     row_bytes = layout.num_kv_heads * loader.places.count * (loader.value_width + 2 * LANES) * 4
     tile = max(1, min(TILE_ROWS // group, vmem_capacity() // TILE_SHARE // row_bytes // group, tokens))

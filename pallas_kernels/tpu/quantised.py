@@ -17,6 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.layout import LANES, AttentionPageLayout, float_of
 from pallas_kernels.tpu.halved_places import HalvedPlaces
 from pallas_kernels.tpu.operands import SUBLANES, Operands
+from pallas_kernels.tpu.places import Places
 
 PACKED_ROWS = 32  # rows of one packed 8-bit tile
 SMALLEST_HEAD = 64
@@ -36,11 +37,22 @@ class QuantisedLoader:
 
     layout: AttentionPageLayout
     dtype: jnp.dtype
+    apart: bool = False
 
     @cached_property
-    def places(self) -> HalvedPlaces:
+    def places(self) -> Places:
         """The places of a unit's tokens in its row."""
-        return HalvedPlaces.of(self.layout)
+        return Places(self.layout.head_size, 1) if self.sets_apart else HalvedPlaces.of(self.layout)
+
+    @property
+    def sets_apart(self) -> bool:
+        """Whether the two tokens of a row get operand rows of their own."""
+        return self.apart and self.layout.head_size == LANES
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens that share a row of 128 words."""
+        return max(2 * LANES // self.layout.head_size, 1)
 
     @property
     def refuses(self) -> str | None:
@@ -75,7 +87,7 @@ class QuantisedLoader:
     @property
     def shifts(self) -> int:
         """Units that fill whole rows together."""
-        return 1
+        return 2 if self.sets_apart else 1
 
     @property
     def precision(self) -> lax.Precision | None:
@@ -87,6 +99,10 @@ class QuantisedLoader:
         keys, values = [], []
         for head in range(first_head, first_head + heads):
             tiles = [self._bytes_apart(words) for words in self._words(buffer, head)]
+            if self.sets_apart:
+                keys.append(self._operand(_tokens_apart(*tiles[0][:2])))
+                values.append(self._operand(_tokens_apart(*tiles[0][2:])))
+                continue
             for byte, side in enumerate((keys, keys, values, values)):
                 side += [self._operand(tile[byte]) for tile in tiles]
         return Operands(jnp.concatenate(keys, axis=1), jnp.concatenate(values, axis=1))
@@ -100,18 +116,19 @@ class QuantisedLoader:
 
     def unit_of(self, index: jax.Array, units: int) -> jax.Array:
         """Which of a run's `units`, in the order of tokens, an operand's row `index` is."""
-        del units
-        inside = index % PACKED_ROWS
-        return index - inside + inside % 4 * SUBLANES + inside // 4
+        if not self.sets_apart:
+            return _row_of(index)
+        second = index >= units // 2
+        row = _row_of(jnp.where(second, index - units // 2, index))
+        return 2 * row + second.astype(jnp.int32)
 
     def _words(self, buffer, head: int) -> list[jax.Array]:
         """Words `[units, 128]` of a head, a tile for each 128 words of a unit."""
         parts = max(self.layout.head_size // 2 // LANES, 1)
+        page_rows = self.layout.block_size // self.row_tokens
         first = self.layout.first_word(head, 0) // LANES
         rows = [
-            slice(first, first + self.page_units)
-            if parts == 1
-            else pl.ds(first + part, self.page_units, stride=parts)
+            slice(first, first + page_rows) if parts == 1 else pl.ds(first + part, page_rows, stride=parts)
             for part in range(parts)
         ]
         return [buffer[:, of_part].reshape(-1, LANES) for of_part in rows]
@@ -137,7 +154,8 @@ class QuantisedLoader:
 
     def _scales_of_plane(self, buffer, first_head: int, heads: int, plane: int) -> list[jax.Array]:
         """For each place, the scales `[heads, units]` of some heads, 128 columns after another."""
-        count, units = self.places.count, buffer.shape[0] * self.page_units
+        count = self.row_tokens
+        units = buffer.shape[0] * self.layout.block_size // count
         tiles = []
         for first in range(0, units, LANES):
             columns = min(LANES, units - first)
@@ -146,7 +164,8 @@ class QuantisedLoader:
                 for source in range(columns * count // LANES)
             ]
             tiles.append([self._in_unit_order(sources, place)[:, :columns] for place in range(count)])
-        return [jnp.concatenate(of_place, axis=1)[:heads] for of_place in zip(*tiles, strict=True)]
+        by_place = [jnp.concatenate(of_place, axis=1)[:heads] for of_place in zip(*tiles, strict=True)]
+        return [jnp.concatenate(by_place, axis=1)] if self.sets_apart else by_place
 
     def _scale_rows(self, buffer, first_head: int, heads: int, plane: int, row: int) -> jax.Array:
         """Row number `row` of 128 tokens of a run: their scales `[heads, 128]`, a single head repeated."""
@@ -160,9 +179,24 @@ class QuantisedLoader:
     def _in_unit_order(self, sources: list[jax.Array], place: int) -> jax.Array:
         """Scales of the tokens at one place of 128 units, from rows in the order of tokens."""
         lane = lax.broadcasted_iota(jnp.int32, sources[0].shape, 1)
-        token = self.unit_of(lane, LANES) * self.places.count + place
+        token = _row_of(lane) * self.row_tokens + place
         found = jnp.take_along_axis(sources[0], token % LANES, axis=1)
         for index, source in enumerate(sources[1:], start=1):
             other = jnp.take_along_axis(source, token % LANES, axis=1)
             found = jnp.where(token // LANES == index, other, found)
         return found
+
+
+def _row_of(index: jax.Array) -> jax.Array:
+    """Which row of words row `index` of a packed operand comes from."""
+    inside = index % PACKED_ROWS
+    return index - inside + inside % 4 * SUBLANES + inside // 4
+
+
+def _tokens_apart(first_halves: jax.Array, second_halves: jax.Array) -> jax.Array:
+    """Packed rows of all first tokens of rows, then of all second ones, from both halves of heads of 128."""
+    lane = lax.broadcasted_iota(jnp.int32, first_halves.shape, 1)
+    half = LANES // 2
+    first = jnp.where(lane < half, first_halves, pltpu.roll(second_halves, half, 1))
+    second = jnp.where(lane < half, pltpu.roll(first_halves, half, 1), second_halves)
+    return jnp.concatenate([first, second], axis=0)
