@@ -22,6 +22,7 @@ from pallas_kernels.recurrent.state_table import StateTable
 from pallas_kernels.recurrent.xla.decays import decays_between
 from pallas_kernels.recurrent.xla.matrices import Matrices
 from pallas_kernels.recurrent.xla.substitution import solve_unit_lower
+from pallas_kernels.recurrent.xla.tiles import TokenUpdate
 from pallas_kernels.recurrent.xla.walk import walk
 from pallas_kernels.recurrent.xla.window import Chunk, through_window
 
@@ -53,6 +54,21 @@ class DeltaForm(NamedTuple):
         out = asked + (q * k).sum(axis=1, keepdims=True) * added
         state = decay[:, :, None] * state + k[:, :, None] * added[:, None, :]
         return self.matrices.close(state), out
+
+    def update(self, inputs: DeltaInputs) -> TokenUpdate | None:
+        sequences, (blocks, _, lanes) = inputs.g.shape[0], self.matrices.stored
+        if blocks % self.key_heads:
+            return None
+        q, k = self.scaling(inputs.q, inputs.k)
+        columns = (sequences, blocks, lanes)
+        decays, beta = (
+            jnp.repeat(x, self.matrices.head_size, axis=1).reshape(columns)
+            for x in (jnp.exp(inputs.g), inputs.beta)
+        )
+        return TokenUpdate(k, q, inputs.v.reshape(columns), decays, beta=beta)
+
+    def finish(self, summed: jax.Array, inputs: DeltaInputs) -> jax.Array:
+        return summed.reshape(inputs.v.shape)
 
     def open_state(self, stored: jax.Array) -> jax.Array:
         return self.matrices.open_groups(stored, self.key_heads)

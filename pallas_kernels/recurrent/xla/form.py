@@ -1,8 +1,10 @@
 """What an operation must be able to do for `walk` to run it over a ragged step."""
 
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
+
+from pallas_kernels.recurrent.xla.tiles import TokenUpdate
 
 
 class Form(Protocol):
@@ -34,4 +36,19 @@ class Form(Protocol):
 
     def close_state(self, state: jax.Array) -> jax.Array:
         """The inverse of `open_state`."""
+        ...
+
+
+@runtime_checkable
+class TiledForm(Form, Protocol):
+    """A form whose tokens change all elements of a state alike, so that its tiles need not be together."""
+
+    def update(self, inputs: Any) -> TokenUpdate | None:
+        """What tokens of S sequences, `inputs [S, ...]` float32, do to their states. None: blocks of a state
+        mix heads with different keys.
+        """
+        ...
+
+    def finish(self, summed: jax.Array, inputs: Any) -> jax.Array:
+        """Outputs `[S, ...]` from an update's sums `[S, blocks, lanes]`."""
         ...

@@ -17,6 +17,8 @@ from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
 from pallas_kernels.recurrent.xla.exponentials import exp2_of_negative
+from pallas_kernels.recurrent.xla.pick import pick
+from pallas_kernels.recurrent.xla.tiles import TokenUpdate
 from pallas_kernels.recurrent.xla.walk import walk
 
 CHANNELS = 256
@@ -49,6 +51,14 @@ class SelectiveForm(NamedTuple):
         state, out = _token(self.rates, self.d, stored[0], inputs)
         return state[None], out
 
+    def update(self, inputs: Tokens) -> TokenUpdate:
+        added = inputs.dt * inputs.x
+        keys, queries = inputs.b[:, None], inputs.c[:, None]
+        return TokenUpdate(keys, queries, added[:, None], inputs.dt[:, None], rates=self.rates)
+
+    def finish(self, summed: jax.Array, inputs: Tokens) -> jax.Array:
+        return summed[:, 0] + self.d * inputs.x
+
     def open_state(self, stored: jax.Array) -> jax.Array:
         return stored[0]
 
@@ -64,11 +74,6 @@ class SelectiveForm(NamedTuple):
 
         def split(x: jax.Array) -> jax.Array:
             return x.reshape(*x.shape[:-1], blocks, width)
-
-        def pick(x: jax.Array, *index: jax.Array) -> jax.Array:
-            begin = (*index, *(0 for _ in x.shape[len(index) :]))
-            size = (*(1 for _ in index), *x.shape[len(index) :])
-            return lax.dynamic_slice(x, begin, size).reshape(x.shape[len(index) :])
 
         x, dt, rates, d = split(inputs.x), split(inputs.dt), split(self.rates), split(self.d)
 

@@ -18,6 +18,7 @@ from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
 from pallas_kernels.recurrent.xla.decays import decays_between
 from pallas_kernels.recurrent.xla.matrices import Matrices
+from pallas_kernels.recurrent.xla.tiles import TokenUpdate
 from pallas_kernels.recurrent.xla.walk import walk
 from pallas_kernels.recurrent.xla.window import Chunk, through_window
 
@@ -63,6 +64,18 @@ class SsdForm(NamedTuple):
         state = decay * state + b[:, :, None] * added
         out = jnp.einsum("mn,mnl->ml", c, state, precision=HIGHEST).reshape(self.out_shape)
         return self.matrices.close(state), self._with_skip(out, inputs.x)
+
+    def update(self, inputs: Tokens) -> TokenUpdate | None:
+        sequences, (blocks, _, lanes) = inputs.dt.shape[0], self.matrices.stored
+        if blocks % self.groups:
+            return None
+        decays = jnp.repeat(jnp.exp(inputs.dt * self.a), self.head_size, axis=1)
+        added = inputs.dt[:, :, None] * inputs.x
+        columns = (sequences, blocks, lanes)
+        return TokenUpdate(inputs.b, inputs.c, added.reshape(columns), decays.reshape(columns))
+
+    def finish(self, summed: jax.Array, inputs: Tokens) -> jax.Array:
+        return self._with_skip(summed.reshape(inputs.x.shape), inputs.x)
 
     def open_state(self, stored: jax.Array) -> jax.Array:
         return self.matrices.open_groups(stored, self.groups)

@@ -15,7 +15,8 @@ from pallas_kernels.batch import RaggedBatch
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
-from pallas_kernels.recurrent.xla.form import Form
+from pallas_kernels.recurrent.xla.form import Form, TiledForm
+from pallas_kernels.recurrent.xla.tiles import TileShape, TokenUpdate, decode_tiles, tile_shape
 from pallas_kernels.recurrent.xla.words import close_pool, open_pool, read_state, write_state
 
 BATCH_BYTES = 4 << 20
@@ -40,8 +41,13 @@ def walk(
     """
     tokens, rows = batch.positions.shape[0], table.read.shape[0]
     so_far = _Outputs(jnp.zeros((tokens, *form.out_shape), jnp.float32), open_pool(pages, place))
-    if rows * 4 * prod(place.shape) <= BATCH_BYTES:
-        so_far = _decode_together(form, inputs, so_far, batch, table, place)
+    most = min(rows, tokens)
+    first = jax.tree.map(lambda x: x[:most].astype(jnp.float32), inputs)
+    tile = tile_shape(place)
+    if isinstance(form, TiledForm) and tile is not None and (update := form.update(first)) is not None:
+        so_far = _decode_in_tiles(form, first, update, tile, so_far, batch, table, place)
+    elif rows * 4 * prod(place.shape) <= BATCH_BYTES:
+        so_far = _decode_together(form, first, so_far, batch, table, place)
     else:
         so_far = _decode_one_by_one(form, inputs, so_far, batch, table, place)
     if not batch.decode_only:
@@ -49,21 +55,40 @@ def walk(
     return StepResult(so_far.out, close_pool(so_far.pool, place))
 
 
-def _decode_together(
-    form: Form, inputs: Any, so_far: _Outputs, batch: RaggedBatch, table: StateTable, place: StatePlace
+def _decode_in_tiles(
+    form: TiledForm,
+    first: Any,
+    update: TokenUpdate,
+    tile: TileShape,
+    so_far: _Outputs,
+    batch: RaggedBatch,
+    table: StateTable,
+    place: StatePlace,
 ) -> _Outputs:
-    most = min(table.read.shape[0], batch.positions.shape[0])
+    pages = close_pool(so_far.pool, place)
+    summed, pages = decode_tiles(update, tile, pages, batch.seq_lens, batch.num_decodes, table, place)
+    return _Outputs(_with_decodes(so_far.out, form.finish(summed, first), batch), open_pool(pages, place))
+
+
+def _with_decodes(out: jax.Array, new: jax.Array, batch: RaggedBatch) -> jax.Array:
+    """`out [T, ...]` with those of `new [S, ...]` that are decodes'."""
+    decodes = (jnp.arange(new.shape[0]) < batch.num_decodes).reshape(-1, *(1 for _ in new.shape[1:]))
+    return lax.dynamic_update_slice_in_dim(out, jnp.where(decodes, new, 0), 0, 0)
+
+
+def _decode_together(
+    form: Form, first: Any, so_far: _Outputs, batch: RaggedBatch, table: StateTable, place: StatePlace
+) -> _Outputs:
+    most = jax.tree.leaves(first)[0].shape[0]
     states = jax.vmap(lambda blocks: read_state(so_far.pool, blocks, place))(table.read[:most])
-    states, out = jax.vmap(form.step)(states, jax.tree.map(lambda x: x[:most].astype(jnp.float32), inputs))
-    decodes = (jnp.arange(most) < batch.num_decodes).reshape(-1, *(1 for _ in form.out_shape))
+    states, out = jax.vmap(form.step)(states, first)
 
     def store(seq: jax.Array, pool: jax.Array) -> jax.Array:
         stored = lax.dynamic_index_in_dim(states, seq, keepdims=False)
         return _store(pool, stored, seq, batch.seq_lens[seq], table, place, last=True)
 
     pool = lax.fori_loop(0, batch.num_decodes, store, so_far.pool)
-    out = lax.dynamic_update_slice_in_dim(so_far.out, jnp.where(decodes, out, 0), 0, 0)
-    return _Outputs(out, pool)
+    return _Outputs(_with_decodes(so_far.out, out, batch), pool)
 
 
 def _decode_one_by_one(

@@ -77,6 +77,28 @@ def test_decodes_only(name):
     check(make_step(OPERATIONS[name], sequences, spare_tokens=5, spare_rows=2, decode_only=True), "xla")
 
 
+@pytest.mark.parametrize(
+    ("operation", "page_rows"),
+    [
+        (mamba1(2048, 4), 24),
+        (mamba2(4, 64, 32, 2), 16),
+        (delta(1, 2, 16, 128), 8),
+        (mamba2(6, 64, 16, 2), 8),
+    ],
+    ids=["mamba1", "mamba2", "delta", "heads of two groups in a block"],
+)
+def test_decodes_within_the_pool(operation, page_rows):
+    """States of whole tiles: from zeros, in place, to other blocks, to checkpoints."""
+    sequences = [
+        Sequence(before=5, new=1, in_place=False),
+        Sequence(before=0, new=1, starts_from_zeros=True, checkpoints=(1,)),
+        Sequence(before=3, new=1),
+        Sequence(before=15, new=1, in_place=False, checkpoints=(16,)),
+    ]
+    layout = {"part": 0, "layer_slots": 3, "page_rows": page_rows, "spare_rows": 1, "spare_tokens": 2}
+    check(make_step(operation, sequences, decode_only=True, **layout), "xla")
+
+
 def test_keys_that_hardly_differ():
     """The hardest system of equations: all off-diagonal entries near one."""
     check(make_step(delta(1, 1, 16, 8, alike=True), [Sequence(before=0, new=130)]), "xla")

@@ -1,0 +1,183 @@
+"""Decodes within the pool: every tile of a state is decayed, added to and summed where it lies.
+
+One loop over sequences, blocks and tiles, without a matrix product or a scatter: XLA makes one function of it
+on a CPU, in which a turn costs next to nothing and a tile stays in the nearest cache. A state is read from
+memory once and written once. It runs on one thread, as whatever writes to the pool does.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pallas_kernels.layout import LANES, TILE_ROWS
+from pallas_kernels.recurrent.state_place import StatePlace
+from pallas_kernels.recurrent.state_table import StateTable
+from pallas_kernels.recurrent.xla.exponentials import exp2_of_negative
+from pallas_kernels.recurrent.xla.pick import pick
+
+TILE_WORDS = TILE_ROWS * LANES
+
+
+class TokenUpdate(NamedTuple):
+    """What a token of each of S sequences does to a state S `[blocks, size, lanes]`, all float32:
+
+    `S = decay S + key added`, and its output is the sum of `query S` over `size`.
+
+    keys, queries `[S, K, size]`: each for as many blocks. added, decays `[S, blocks, lanes]`.
+    rates `[size, lanes]`, of a state of one block: decay is 2^(decays rates). None: it is `decays`.
+    beta `[S, blocks, lanes]`: what is added is `beta (added - sum of decay key S)`. None: it is `added`.
+    """
+
+    keys: jax.Array
+    queries: jax.Array
+    added: jax.Array
+    decays: jax.Array
+    rates: jax.Array | None = None
+    beta: jax.Array | None = None
+
+
+class TileShape(NamedTuple):
+    """A tile's rows and lanes of a stored state."""
+
+    rows: int
+    lanes: int
+
+
+def tile_shape(place: StatePlace) -> TileShape | None:
+    """How tiles of 1,024 words lie in the part, or None where they are not rows of one block."""
+    _, size, lanes = place.layout.stored_shape(place.part)
+    rows = max(TILE_WORDS // lanes, 1)
+    even = lanes % TILE_WORDS == 0 or (TILE_WORDS % lanes == 0 and size % rows == 0)
+    if place.layout.dtypes[place.part] != "float32" or place.words.start % TILE_WORDS or not even:
+        return None
+    return TileShape(rows, min(lanes, TILE_WORDS))
+
+
+def decode_tiles(
+    update: TokenUpdate,
+    tile: TileShape,
+    pages: jax.Array,
+    seq_lens: jax.Array,
+    num_decodes: jax.Array,
+    table: StateTable,
+    place: StatePlace,
+) -> tuple[jax.Array, jax.Array]:
+    """Outputs `[S, blocks, lanes]`, of any value from `num_decodes` on, and the pool with the new states."""
+    loop = _Loop(update, tile, table, place)
+    pool = pages.reshape(pages.shape[0], -1, *tile)
+    pool, out = lax.fori_loop(
+        0, num_decodes, lambda seq, carry: loop.sequence(seq, seq_lens, *carry), (pool, update.added * 0)
+    )
+    return out, pool.reshape(pages.shape)
+
+
+class _Loop:
+    """The loop's turns. `pool [pages, tiles of a page, rows, lanes]`, words."""
+
+    def __init__(self, update: TokenUpdate, tile: TileShape, table: StateTable, place: StatePlace) -> None:
+        self.blocks, self.size, self.lanes = place.layout.stored_shape(place.part)
+        self.tile, self.table = tile, table
+        self.tiles_across, self.tiles_down = self.lanes // tile.lanes, self.size // tile.rows
+        self.first_tile = place.words.start // TILE_WORDS
+        self.tiles_of_page = place.layout.page_words // TILE_WORDS
+        self.read, self.write, self.kept = (
+            place.page_ids(blocks) for blocks in (table.read, table.write, table.checkpoint)
+        )
+        sequences, keys = update.keys.shape[0], update.keys.shape[1]
+        self.blocks_of_key = self.blocks // keys
+        columns = (sequences, self.blocks, self.tiles_across, tile.lanes)
+        rows = (sequences, keys, self.tiles_down, tile.rows)
+        self.alike = (update.keys * update.queries).sum(axis=-1)
+        self.keys, self.queries = update.keys.reshape(rows), update.queries.reshape(rows)
+        self.added, self.decays = update.added.reshape(columns), update.decays.reshape(columns)
+        self.beta = None if update.beta is None else update.beta.reshape(columns)
+        rates = (self.tiles_down, tile.rows, self.tiles_across, tile.lanes)
+        self.rates = None if update.rates is None else update.rates.reshape(rates).swapaxes(1, 2)
+
+    def sequence(
+        self, seq: jax.Array, seq_lens: jax.Array, pool: jax.Array, out: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """One sequence: to its own blocks first, then its token, then its checkpoints."""
+        read, write = pick(self.table.read, seq)[0], pick(self.table.write, seq)[0]
+        pool = self._copy(pool, pick(self.read, seq), pick(self.write, seq), (read != 0) & (read != write))
+
+        def column(index: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            pool, out = carry
+            block, across = lax.div(index, self.tiles_across), lax.rem(index, self.tiles_across)
+            pool, y = self._column(pool, seq, block, across, read == 0)
+            return pool, lax.dynamic_update_slice(out, y[None, None], (seq, block, across * self.tile.lanes))
+
+        pool, out = lax.fori_loop(0, self.blocks * self.tiles_across, column, (pool, out))
+        for index in range(self.table.checkpoint.shape[1]):
+            wanted = self.table.checkpoint_lens[:, index] == seq_lens
+            pool = self._copy(pool, pick(self.write, seq), pick(self.kept[:, index], seq), pick(wanted, seq))
+        return pool, out
+
+    def _column(
+        self, pool: jax.Array, seq: jax.Array, block: jax.Array, across: jax.Array, fresh: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """The tiles of some lanes of a block, below each other, and their sums. `fresh`: they count as 0."""
+        key, pages = lax.div(block, self.blocks_of_key), pick(self.write, seq)
+        decay, added = pick(self.decays, seq, block, across), pick(self.added, seq, block, across)
+
+        def where(down: jax.Array) -> tuple[jax.Array, jax.Array]:
+            number = self.first_tile + (block * self.tiles_down + down) * self.tiles_across + across
+            return pick(pages, lax.div(number, self.tiles_of_page)), lax.rem(number, self.tiles_of_page)
+
+        def state_at(pool: jax.Array, down: jax.Array, fresh: jax.Array | bool) -> jax.Array:
+            words = pick(pool, *where(down))
+            return jnp.where(fresh, 0, lax.bitcast_convert_type(words, jnp.float32))
+
+        def put(pool: jax.Array, down: jax.Array, state: jax.Array) -> jax.Array:
+            words = lax.bitcast_convert_type(state, jnp.uint32)
+            return lax.dynamic_update_slice(pool, words[None, None], (*where(down), 0, 0))
+
+        def summed(pool: jax.Array, weights: jax.Array, down: jax.Array) -> jax.Array:
+            rows = [
+                pick(weights, seq, key, down, row)
+                * lax.bitcast_convert_type(pick(pool, *where(down), row), jnp.float32)
+                for row in range(self.tile.rows)
+            ]
+            return sum(rows[1:], rows[0])
+
+        def grown(pool: jax.Array, down: jax.Array, state: jax.Array, added: jax.Array) -> jax.Array:
+            return put(pool, down, state + pick(self.keys, seq, key, down)[:, None] * added)
+
+        def once(down: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            pool, asked = carry
+            left = decay
+            if self.rates is not None:
+                left = exp2_of_negative(decay * pick(self.rates, down, across))
+            pool = grown(pool, down, left * state_at(pool, down, fresh), added)
+            return pool, asked + summed(pool, self.queries, down)
+
+        def look(
+            down: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
+        ) -> tuple[jax.Array, jax.Array, jax.Array]:
+            pool, seen, asked = carry
+            pool = put(pool, down, decay * state_at(pool, down, fresh))
+            return pool, seen + summed(pool, self.keys, down), asked + summed(pool, self.queries, down)
+
+        none = jnp.zeros(self.tile.lanes, jnp.float32)
+        if self.beta is None:
+            return lax.fori_loop(0, self.tiles_down, once, (pool, none))
+        pool, seen, asked = lax.fori_loop(0, self.tiles_down, look, (pool, none, none))
+        added = pick(self.beta, seq, block, across) * (added - seen)
+        pool = lax.fori_loop(
+            0, self.tiles_down, lambda down, pool: grown(pool, down, state_at(pool, down, False), added), pool
+        )
+        return pool, asked + pick(self.alike, seq, key) * added
+
+    def _copy(self, pool: jax.Array, source: jax.Array, target: jax.Array, wanted: jax.Array) -> jax.Array:
+        """The part's tiles copied from pages to pages, if `wanted`."""
+
+        def one(index: jax.Array, pool: jax.Array) -> jax.Array:
+            number = self.first_tile + index
+            page, place = lax.div(number, self.tiles_of_page), lax.rem(number, self.tiles_of_page)
+            words = pick(pool, pick(source, page), place)
+            return lax.dynamic_update_slice(pool, words[None, None], (pick(target, page), place, 0, 0))
+
+        tiles = self.blocks * self.tiles_across * self.tiles_down
+        return lax.fori_loop(0, jnp.where(wanted, tiles, 0), one, pool)
