@@ -198,10 +198,9 @@ def _kernel(
         scored = []
         for index, run in enumerate(runs):
             position, start, stop = span(run)
-            query = q_ref[run.seq - base]
-            scored.append(
-                [math.scores(g, query[g], buffers.at[slot, index], position, start, stop) for g in products]
-            )
+            query, buffer = q_ref[run.seq - base], buffers.at[slot, index]
+            scales = math.loader.scales(buffer)
+            scored.append([math.scores(g, query[g], buffer, scales, position, start, stop) for g in products])
         for index, run in enumerate(runs):
             for g in products:
                 mine = math.softmax(scored[index][g])

@@ -17,6 +17,7 @@ from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu.loaders import Loader, loader_of
 from pallas_kernels.tpu.operands import SUBLANES
 from pallas_kernels.tpu.places import Places
+from pallas_kernels.tpu.quantised import Scales
 from pallas_kernels.tpu.running import HIDDEN, LOG2_E, Scored, Softmax
 
 PRODUCT_ROWS = 16  # rows that a product of bfloat16 takes at no more cost than fewer
@@ -86,11 +87,11 @@ class DecodeMath:
         size = self.loader.layout.value_size
         return out[:, :, : self.product_heads * self.group, :size].reshape(out.shape[0], -1, size)
 
-    def scores(self, product: int, q: jax.Array, buffer, position, start, stop) -> Scored:
-        """The scores of `q [rows, key_width]`, hidden but in [start, stop)."""
-        heads = product * self.product_heads, self.product_heads
-        keys, values = self.loader.load(buffer, *heads)
-        scales = self.loader.scales(buffer, *heads)
+    def scores(
+        self, product: int, q: jax.Array, buffer, scales: Scales | None, position, start, stop
+    ) -> Scored:
+        """The scores of `q [rows, key_width]`, hidden but in [start, stop); `scales` are the buffer's."""
+        keys, values = self.loader.load(buffer, product * self.product_heads, self.product_heads)
         raw = lax.dot_general(
             self._spread(q),
             keys,
@@ -99,17 +100,16 @@ class DecodeMath:
             preferred_element_type=jnp.float32,
         )
         if scales is not None:
-            raw = raw * self._by_row(scales.keys)
+            raw = raw * self._by_row(product, scales.keys)
         if self.softcap is None:
             scores = raw * (self.scale * LOG2_E)
         else:
             scores = jnp.tanh(raw * (self.scale / self.softcap)) * (self.softcap * LOG2_E)
-        places = self.places.count
-        unit = self.loader.unit_of(lax.broadcasted_iota(jnp.int32, scores.shape, 1), scores.shape[1])
+        index = lax.broadcasted_iota(jnp.int32, scores.shape, 1)
         place = lax.broadcasted_iota(jnp.int32, scores.shape, 0) // self.place_rows
-        slot = position + unit * places + place
+        slot = position + self.loader.token_of(index, place, scores.shape[1])
         shown = jnp.where((slot >= start) & (slot < stop), scores, HIDDEN)
-        return Scored(shown, values, None if scales is None else self._by_row(scales.values))
+        return Scored(shown, values, None if scales is None else self._by_row(product, scales.values))
 
     def softmax(self, scored: Scored) -> Softmax:
         """The softmax of a run."""
@@ -138,10 +138,11 @@ class DecodeMath:
         grouped = x.reshape(x.shape[0], self.products, used, x.shape[2])
         return jnp.pad(grouped, ((0, 0), (0, 0), (0, self.place_rows - used), (0, 0)))
 
-    def _by_row(self, scales: list[jax.Array]) -> jax.Array:
-        """For each place `[heads, N]` -> `[rows, N]`: each row has its head's."""
-        rows = []
-        for of_place in scales:
+    def _by_row(self, product: int, scales: list[jax.Array]) -> jax.Array:
+        """For each place `[all heads, N]` -> `[rows, N]`: each row of a product has its head's."""
+        rows, first = [], product * self.product_heads
+        for of_all in scales:
+            of_place = of_all[first : first + self.product_heads]
             mine = jnp.broadcast_to(of_place[:1], (self.place_rows, of_place.shape[1]))
             head = self._head_of_row(mine.shape)
             for h in range(1, self.product_heads):

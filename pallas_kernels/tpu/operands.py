@@ -106,9 +106,9 @@ class OperandLoader:
         tiles = [self._load_head(buffer, first_head + head) for head in range(heads)]
         return Operands(*(jnp.concatenate(list(chain(*side)), axis=1) for side in zip(*tiles, strict=True)))
 
-    def scales(self, buffer, first_head: int, heads: int) -> None:
+    def scales(self, buffer) -> None:
         """None: K and V are as they are."""
-        del buffer, first_head, heads
+        del buffer
 
     def unit_of(self, index: jax.Array, units: int) -> jax.Array:
         """Which of a run's `units`, in the order of tokens, an operand's row `index` is."""
@@ -120,6 +120,10 @@ class OperandLoader:
         alike = units // self.shifts
         shift = sum((index >= first).astype(jnp.int32) for first in range(alike, units, alike))
         return (index - shift * alike) * self.shifts + shift
+
+    def token_of(self, index: jax.Array, place: jax.Array, units: int) -> jax.Array:
+        """Which of a run's tokens is at `place` of row `index` of an operand of `units` rows."""
+        return self.unit_of(index, units) * self.places.count + place
 
     @property
     def _unit_words(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu.loaders import Loader
 from pallas_kernels.tpu.operands import clear_run
 from pallas_kernels.tpu.places import Places
+from pallas_kernels.tpu.quantised import Scales
 from pallas_kernels.tpu.running import HIDDEN, LOG2_E, Scored, Softmax
 
 
@@ -70,17 +71,18 @@ class PrefillMath:
         """Of each score: its slot in the chunk, and its query in the tile."""
         row = lax.broadcasted_iota(jnp.int32, shape, 0)
         place = row // self.place_rows
-        unit = self.loader.unit_of(lax.broadcasted_iota(jnp.int32, shape, 1), shape[1])
-        return unit * self.places.count + place, row % self.place_rows // self.group
+        index = lax.broadcasted_iota(jnp.int32, shape, 1)
+        return self.loader.token_of(index, place, shape[1]), row % self.place_rows // self.group
 
     def _add(self, q_ref, buffer, softmax: Softmax, visible: jax.Array | None) -> None:
         """The scores of a head are asked for before the softmax of the one before: the two overlap."""
         heads = self.loader.layout.num_kv_heads
-        ahead = self._scores(0, q_ref, buffer, visible)
+        scales = self.loader.scales(buffer)
+        ahead = self._scores(0, q_ref, buffer, scales, visible)
         for head in range(heads):
             scored = ahead
             if head + 1 < heads:
-                ahead = self._scores(head + 1, q_ref, buffer, visible)
+                ahead = self._scores(head + 1, q_ref, buffer, scales, visible)
             self._accumulate(head, scored, softmax)
 
     @property
@@ -90,10 +92,9 @@ class PrefillMath:
             return LOG2_E * self.settings.softcap
         return 1.0 if self.loader.layout.is_quantised else LOG2_E * self.settings.scale
 
-    def _scores(self, head: int, q_ref, buffer, visible: jax.Array | None) -> Scored:
+    def _scores(self, head: int, q_ref, buffer, scales: Scales | None, visible: jax.Array | None) -> Scored:
         """The scores of one KV head before `_factor`: scales of K are multiplied by it, not every score."""
         keys, values = self.loader.load(buffer, head, 1)
-        scales = self.loader.scales(buffer, head, 1)
         scores = lax.dot_general(
             q_ref[head],
             keys,
@@ -106,11 +107,12 @@ class PrefillMath:
         else:
             factor = self.settings.scale / self.settings.softcap
         if scales is not None:
-            scores = scores * self._by_row([x * factor for x in scales.keys])
+            scores = scores * self._by_row([x[head : head + 1] * factor for x in scales.keys])
         if self.settings.softcap is not None:
             scores = jnp.tanh(scores if scales is not None else scores * factor)
         shown = scores if visible is None else jnp.where(visible, scores, HIDDEN)
-        return Scored(shown, values, None if scales is None else self._by_row(scales.values))
+        mine = None if scales is None else self._by_row([x[head : head + 1] for x in scales.values])
+        return Scored(shown, values, mine)
 
     def _by_row(self, scales: list[jax.Array]) -> jax.Array:
         """For each place `[1, N]` -> `[rows, N]`."""

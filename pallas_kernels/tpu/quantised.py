@@ -21,11 +21,11 @@ from pallas_kernels.tpu.places import Places
 
 PACKED_ROWS = 32  # rows of one packed 8-bit tile
 SMALLEST_HEAD = 64
-_KEYS, _VALUES = 1, 2  # planes of scales
+_KEY_SCALES = 1  # the plane of K's scales, behind which V's lie
 
 
 class Scales(NamedTuple):
-    """Of K and V: for each place, float32 `[heads, units]`, in the order of an operand's rows."""
+    """Of K and V: for each place, float32 `[all heads, units]`, in the order of an operand's rows."""
 
     keys: list[jax.Array]
     values: list[jax.Array]
@@ -42,12 +42,16 @@ class QuantisedLoader:
     @cached_property
     def places(self) -> Places:
         """The places of a unit's tokens in its row."""
-        return Places(self.layout.head_size, 1) if self.sets_apart else HalvedPlaces.of(self.layout)
+        size = self.layout.head_size
+        return Places(size, LANES // size) if self.sets_apart else HalvedPlaces.of(self.layout)
 
     @property
     def sets_apart(self) -> bool:
-        """Whether the two tokens of a row get operand rows of their own."""
-        return self.apart and self.layout.head_size == LANES
+        """Whether a row's even and odd tokens get operand rows of their own, their halves put together.
+
+        Always for heads of 64, which would else have four places, and four times the rows of q.
+        """
+        return self.layout.head_size == LANES // 2 or (self.apart and self.layout.head_size == LANES)
 
     @property
     def row_tokens(self) -> int:
@@ -100,27 +104,37 @@ class QuantisedLoader:
         for head in range(first_head, first_head + heads):
             tiles = [self._bytes_apart(words) for words in self._words(buffer, head)]
             if self.sets_apart:
-                keys.append(self._operand(_tokens_apart(*tiles[0][:2])))
-                values.append(self._operand(_tokens_apart(*tiles[0][2:])))
+                keys.append(self._operand(self._tokens_apart(*tiles[0][:2])))
+                values.append(self._operand(self._tokens_apart(*tiles[0][2:])))
                 continue
             for byte, side in enumerate((keys, keys, values, values)):
                 side += [self._operand(tile[byte]) for tile in tiles]
         return Operands(jnp.concatenate(keys, axis=1), jnp.concatenate(values, axis=1))
 
-    def scales(self, buffer, first_head: int, heads: int) -> Scales:
-        """The scales of the same heads."""
-        return Scales(
-            self._scales_of_plane(buffer, first_head, heads, _KEYS),
-            self._scales_of_plane(buffer, first_head, heads, _VALUES),
-        )
+    def scales(self, buffer) -> Scales:
+        """The scales of all heads in a run `[pages, rows, 128]`."""
+        count, heads = self.row_tokens, self.layout.num_kv_heads
+        rows = buffer.shape[0] * self.layout.block_size // count
+        tiles = []
+        for first in range(0, rows, LANES):
+            columns = min(LANES, rows - first)
+            sources = [
+                self._scale_rows(buffer, first * count // LANES + source)
+                for source in range(columns * count // LANES)
+            ]
+            tiles.append([self._in_row_order(sources, token)[:, :columns] for token in range(count)])
+        found = [jnp.concatenate(of_token, axis=1) for of_token in zip(*tiles, strict=True)]
+        if self.sets_apart:
+            found = [jnp.concatenate(pair, axis=1) for pair in zip(found[::2], found[1::2], strict=True)]
+        return Scales([both[:heads] for both in found], [both[heads:] for both in found])
 
-    def unit_of(self, index: jax.Array, units: int) -> jax.Array:
-        """Which of a run's `units`, in the order of tokens, an operand's row `index` is."""
+    def token_of(self, index: jax.Array, place: jax.Array, units: int) -> jax.Array:
+        """Which of a run's tokens is at `place` of row `index` of an operand of `units` rows."""
         if not self.sets_apart:
-            return _row_of(index)
-        second = index >= units // 2
-        row = _row_of(jnp.where(second, index - units // 2, index))
-        return 2 * row + second.astype(jnp.int32)
+            return _row_of(index) * self.row_tokens + place
+        odd = index >= units // 2
+        row = _row_of(jnp.where(odd, index - units // 2, index))
+        return row * self.row_tokens + 2 * place + odd.astype(jnp.int32)
 
     def _words(self, buffer, head: int) -> list[jax.Array]:
         """Words `[units, 128]` of a head, a tile for each 128 words of a unit."""
@@ -147,39 +161,31 @@ class QuantisedLoader:
             apart += [(first & even) | ((second << 8) & odd), ((first >> 8) & even) | (second & odd)]
         return apart
 
+    def _tokens_apart(self, first_halves: jax.Array, second_halves: jax.Array) -> jax.Array:
+        """Packed rows of all even tokens of rows, then of all odd ones, from both halves of heads."""
+        half = self.layout.head_size // 2
+        is_even = lax.broadcasted_iota(jnp.int32, first_halves.shape, 1) // half % 2 == 0
+        even = jnp.where(is_even, first_halves, pltpu.roll(second_halves, half, 1))
+        odd = jnp.where(is_even, pltpu.roll(first_halves, LANES - half, 1), second_halves)
+        return jnp.concatenate([even, odd], axis=0)
+
     def _operand(self, packed: jax.Array) -> jax.Array:
         numbers = pltpu.bitcast(packed, jnp.dtype(self.layout.dtype))
         mixed = self.dtype == jnp.bfloat16 and numbers.dtype == jnp.float8_e4m3fn
         return numbers if mixed else numbers.astype(self.dtype)
 
-    def _scales_of_plane(self, buffer, first_head: int, heads: int, plane: int) -> list[jax.Array]:
-        """For each place, the scales `[heads, units]` of some heads, 128 columns after another."""
-        count = self.row_tokens
-        units = buffer.shape[0] * self.layout.block_size // count
-        tiles = []
-        for first in range(0, units, LANES):
-            columns = min(LANES, units - first)
-            sources = [
-                self._scale_rows(buffer, first_head, heads, plane, (first * count) // LANES + source)
-                for source in range(columns * count // LANES)
-            ]
-            tiles.append([self._in_unit_order(sources, place)[:, :columns] for place in range(count)])
-        by_place = [jnp.concatenate(of_place, axis=1)[:heads] for of_place in zip(*tiles, strict=True)]
-        return [jnp.concatenate(by_place, axis=1)] if self.sets_apart else by_place
-
-    def _scale_rows(self, buffer, first_head: int, heads: int, plane: int, row: int) -> jax.Array:
-        """Row number `row` of 128 tokens of a run: their scales `[heads, 128]`, a single head repeated."""
+    def _scale_rows(self, buffer, row: int) -> jax.Array:
+        """Row number `row` of 128 tokens of a run: their scales `[2 * heads, 128]`, of K, then of V."""
         page_rows = self.layout.block_size // LANES
         page, row_of_page = divmod(row, page_rows)
-        first = self.layout.first_word(first_head, plane) // LANES + row_of_page
-        if heads > 1:
-            return float_of(buffer[page, pl.ds(first, heads, stride=page_rows)])
-        return jnp.broadcast_to(float_of(buffer[page, pl.ds(first, 1)]), (SUBLANES, LANES))
+        first = self.layout.first_word(0, _KEY_SCALES) // LANES + row_of_page
+        rows = pl.ds(first, 2 * self.layout.num_kv_heads, stride=page_rows)
+        return float_of(buffer[page, rows])
 
-    def _in_unit_order(self, sources: list[jax.Array], place: int) -> jax.Array:
-        """Scales of the tokens at one place of 128 units, from rows in the order of tokens."""
+    def _in_row_order(self, sources: list[jax.Array], first: int) -> jax.Array:
+        """Scales of token number `first` of each of 128 rows, from rows in the order of tokens."""
         lane = lax.broadcasted_iota(jnp.int32, sources[0].shape, 1)
-        token = _row_of(lane) * self.row_tokens + place
+        token = _row_of(lane) * self.row_tokens + first
         found = jnp.take_along_axis(sources[0], token % LANES, axis=1)
         for index, source in enumerate(sources[1:], start=1):
             other = jnp.take_along_axis(source, token % LANES, axis=1)
@@ -191,12 +197,3 @@ def _row_of(index: jax.Array) -> jax.Array:
     """Which row of words row `index` of a packed operand comes from."""
     inside = index % PACKED_ROWS
     return index - inside + inside % 4 * SUBLANES + inside // 4
-
-
-def _tokens_apart(first_halves: jax.Array, second_halves: jax.Array) -> jax.Array:
-    """Packed rows of all first tokens of rows, then of all second ones, from both halves of heads of 128."""
-    lane = lax.broadcasted_iota(jnp.int32, first_halves.shape, 1)
-    half = LANES // 2
-    first = jnp.where(lane < half, first_halves, pltpu.roll(second_halves, half, 1))
-    second = jnp.where(lane < half, pltpu.roll(first_halves, half, 1), second_halves)
-    return jnp.concatenate([first, second], axis=0)
