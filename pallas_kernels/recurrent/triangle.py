@@ -1,5 +1,7 @@
 """Inverses of unit lower triangular matrices with matrix products."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -9,7 +11,14 @@ SMALLEST = 8
 triangular matrix of size 8 vanish), and its terms are still small enough not to cancel digits away."""
 
 
-def unit_lower_inverse(lowers: list[jax.Array]) -> list[jax.Array]:
+def product(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The matrix product in float32."""
+    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)
+
+
+def unit_lower_inverse(
+    lowers: list[jax.Array], product: Callable[[jax.Array, jax.Array], jax.Array] = product
+) -> list[jax.Array]:
     """`(I + A)^-1` for strictly lower triangular A `[..., L, L]`.
 
     Blocks on the diagonal first, `(I - A)(I + A^2)(I + A^4)`; then blocks of twice the size from the inverses
@@ -24,16 +33,12 @@ def unit_lower_inverse(lowers: list[jax.Array]) -> list[jax.Array]:
     powers = [jnp.where(inside, a, 0) for a in lowers]
     inverses = [identity - power for power in powers]
     for _ in range(2):
-        powers = [_product(power, power) for power in powers]
-        inverses = [x + _product(x, power) for x, power in zip(inverses, powers, strict=True)]
+        powers = [product(power, power) for power in powers]
+        inverses = [x + product(x, power) for x, power in zip(inverses, powers, strict=True)]
     size = SMALLEST
     while size < length:
         corner = (row // (2 * size) == column // (2 * size)) & (row // size > column // size)
-        below = [_product(jnp.where(corner, a, 0), x) for a, x in zip(lowers, inverses, strict=True)]
-        inverses = [x - _product(x, y) for x, y in zip(inverses, below, strict=True)]
+        below = [product(jnp.where(corner, a, 0), x) for a, x in zip(lowers, inverses, strict=True)]
+        inverses = [x - product(x, y) for x, y in zip(inverses, below, strict=True)]
         size *= 2
     return inverses
-
-
-def _product(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jnp.matmul(a, b, precision=lax.Precision.HIGHEST, preferred_element_type=jnp.float32)

@@ -24,24 +24,34 @@ from pallas_kernels.recurrent.tpu.decode_loop import DecodeLoop, DecodeOperand
 from pallas_kernels.recurrent.tpu.matrix_decode import decode_slab
 from pallas_kernels.recurrent.tpu.matrix_prefill import chunk_slab, pack_slab, unpack_slab
 from pallas_kernels.recurrent.tpu.prefill_loop import Operand, PrefillLoop
+from pallas_kernels.recurrent.tpu.products import BFLOAT16_TERMS, FLOAT32_TERMS
 from pallas_kernels.recurrent.tpu.schedule import cut, first_rows, merge, tile, untile
 from pallas_kernels.recurrent.tpu.support import is_packed
 
 CHUNK = 64
 DECODE_BLOCKS = 8
-"""Blocks of a slab in decode: 512 KiB of float32 at size 128; four such buffers are in VMEM."""
-PREFILL_BLOCKS = 4
+"""Blocks of a slab in decode: 512 KiB of float32 at size 128; six such buffers are in VMEM."""
+PREFILL_BLOCKS = 8
 """Blocks whose products run side by side in prefill, so that one's latency hides another's."""
 
 
 class Tokens(NamedTuple):
-    """q, k `[T, Hk, size]`; v `[T, H, P]`; logs `[T, H]`, of the decays; beta `[T, H]`, delta rule only."""
+    """q, k `[T, Hk, size]`; v `[T, H, P]`; logs `[T, H]`, of the decays; beta `[T, H]`, delta rule only.
+
+    terms: of a number in prefill's products.
+    """
 
     q: jax.Array
     k: jax.Array
     v: jax.Array
     logs: jax.Array
     beta: jax.Array | None
+    terms: int
+
+
+def terms_for(dtype: jax.typing.DTypeLike) -> int:
+    """Terms of a number in products of what was computed from inputs of `dtype`."""
+    return BFLOAT16_TERMS if jnp.dtype(dtype) == jnp.bfloat16 else FLOAT32_TERMS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +109,7 @@ def ssd_tpu(
 ) -> StepResult:
     """Same contract as `ssd_reference`. `interpret` is `pallas_call`'s."""
     x, dt = inputs.x.astype(jnp.float32), inputs.dt.astype(jnp.float32)
-    tokens = Tokens(inputs.c, inputs.b, dt[..., None] * x, dt * inputs.a, None)
+    tokens = Tokens(inputs.c, inputs.b, dt[..., None] * x, dt * inputs.a, None, terms_for(inputs.x.dtype))
     out, pages = _run(tokens, pages, batch, table, place, interpret)
     if inputs.d is not None:
         real = (batch.seq_ids < batch.seq_lens.shape[0])[:, None, None]
@@ -118,7 +128,7 @@ def gated_delta_rule_tpu(
 ) -> StepResult:
     """Same contract as `gated_delta_rule_reference`. `interpret` is `pallas_call`'s."""
     q, k, v, g, beta = inputs
-    return _run(Tokens(q, k, v, g, beta), pages, batch, table, place, interpret)
+    return _run(Tokens(q, k, v, g, beta, terms_for(v.dtype)), pages, batch, table, place, interpret)
 
 
 def _run(
@@ -214,7 +224,7 @@ def _prefill(
         state_shape=(slab, sizes.size, LANES),
         unpack=partial(unpack_slab, sizes.size, is_packed(place)),
         pack=partial(pack_slab, sizes.size, is_packed(place)),
-        compute=partial(chunk_slab, sizes.head_size, max(slab // keys, 1)),
+        compute=partial(chunk_slab, sizes.head_size, max(slab // keys, 1), tokens.terms),
         out=values,
         name="matrix_state_prefill",
     )

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pallas_kernels.recurrent.tpu.products import FLOAT32_TERMS, Terms, product, terms_of
 from pallas_kernels.recurrent.tpu.slabs import pack_rows, unpack_rows
 from pallas_kernels.recurrent.triangle import unit_lower_inverse
 
@@ -24,12 +25,14 @@ def pack_slab(size: int, packed: bool, state_ref, words) -> None:
         words[rows] = pack_rows([state_ref[first + half] for half in range(halves)], packed)
 
 
-def chunk_slab(head_size: int, sharing: int, state_ref, num_tokens, operand_refs, out_ref) -> None:
+def chunk_slab(
+    head_size: int, sharing: int, terms: int, state_ref, num_tokens, operand_refs, out_ref
+) -> None:
     """`sharing` blocks of the slab read one key head; rows past the tokens are zero in all operands.
 
     operand_refs: q, k `[1, keys, L, size]`; v `[1, slab, L, 128]`; the logarithms of decays
     `[1, slab, heads of a block, L]`; for the delta rule beta `[1, slab, L, 128]`.
-    Stages run over all blocks of the slab, so that their products overlap.
+    terms: of a number in products. Stages run over all blocks of the slab, so that their products overlap.
     """
     del num_tokens
     q_ref, k_ref, v_ref, logs_ref, *beta_refs = operand_refs
@@ -39,28 +42,37 @@ def chunk_slab(head_size: int, sharing: int, state_ref, num_tokens, operand_refs
     row = lax.broadcasted_iota(jnp.int32, (length, length), 0)
     column = lax.broadcasted_iota(jnp.int32, (length, length), 1)
 
+    def split(x: jax.Array) -> Terms:
+        return terms_of(x, terms)
+
     logs = [[logs_ref[0, block, head : head + 1] for head in range(logs_ref.shape[2])] for block in blocks]
     between = [[_decays_between(log) for log in of_block] for of_block in logs]
     from_start = [_decays(of_block, row >= column, head_size) for of_block in logs]
     to_end = [_decays(of_block, row < column, head_size) for of_block in logs]
-    alike = [_product(q_ref[0, key], k_ref[0, key], 1, 1) for key in range(k_ref.shape[1])]
-    asked = [from_start[b] * _product(q_ref[0, keys[b]], state_ref[b], 1, 0) for b in blocks]
+    k = [split(k_ref[0, key]) for key in range(k_ref.shape[1])]
+    # The delta rule asks for what its keys see as well: below what the queries do.
+    asking = [q_ref[0, key] for key in range(q_ref.shape[1])]
+    if beta_refs:
+        asking = [jnp.concatenate([q, k_ref[0, key]], axis=0) for key, q in enumerate(asking)]
+    asking = [split(x) for x in asking]
+    alike = [product(x, y, 1, 1) for x, y in zip(asking, k, strict=True)]
+    seen = [product(asking[keys[b]], split(state_ref[b]), 1, 0) for b in blocks]
     added = [v_ref[0, block] for block in blocks]
     for beta_ref in beta_refs:  # a block is one head
-        among = [_product(k_ref[0, key], k_ref[0, key], 1, 1) for key in range(k_ref.shape[1])]
         lower = [
-            jnp.where(row > column, beta_ref[0, b, :, :1] * between[b][0] * among[keys[b]], 0) for b in blocks
+            jnp.where(row > column, beta_ref[0, b, :, :1] * between[b][0] * alike[keys[b]][length:], 0)
+            for b in blocks
         ]
-        seen = [from_start[b] * _product(k_ref[0, keys[b]], state_ref[b], 1, 0) for b in blocks]
-        wanted = [beta_ref[0, b] * (added[b] - seen[b]) for b in blocks]
-        inverses = unit_lower_inverse(lower)
-        added = [_product(inverse, value, 1, 0) for inverse, value in zip(inverses, wanted, strict=True)]
+        wanted = [beta_ref[0, b] * (added[b] - from_start[b] * seen[b][length:]) for b in blocks]
+        inverses = unit_lower_inverse(lower, lambda x, y: product(split(x), split(y), 1, 0))
+        added = [product(split(x), split(y), 1, 0) for x, y in zip(inverses, wanted, strict=True)]
     for b in blocks:
-        weights = jnp.concatenate([decays * alike[keys[b]] for decays in between[b]], axis=1)
-        out_ref[0, b] = asked[b] + _product(weights, _by_head(added[b], head_size), 1, 0)
+        weights = jnp.concatenate([decays * alike[keys[b]][:length] for decays in between[b]], axis=1)
+        own = product(split(weights), split(_by_head(added[b], head_size)), 1, 0)
+        out_ref[0, b] = from_start[b] * seen[b][:length] + own
     for b in blocks:
         left = from_start[b][length - 1 :] * state_ref[b]
-        state_ref[b] = left + _product(k_ref[0, keys[b]], to_end[b] * added[b], 0, 0)
+        state_ref[b] = left + product(k[keys[b]], split(to_end[b] * added[b]), 0, 0)
 
 
 def _decays_between(logs: jax.Array) -> jax.Array:
@@ -71,8 +83,8 @@ def _decays_between(logs: jax.Array) -> jax.Array:
     """
     shape = (logs.shape[1], logs.shape[1])
     row, column = (lax.broadcasted_iota(jnp.int32, shape, axis) for axis in range(2))
-    up_to = jnp.where(row >= column, logs, 0)
-    sums = _product(up_to, (row > column).astype(jnp.float32), 1, 0)
+    up_to = terms_of(jnp.where(row >= column, logs, 0), FLOAT32_TERMS)
+    sums = product(up_to, ((row > column).astype(jnp.bfloat16),), 1, 0)
     return jnp.where(row >= column, jnp.exp(sums), 0)
 
 
@@ -90,14 +102,3 @@ def _by_head(value: jax.Array, head_size: int) -> jax.Array:
         return value
     head = lax.broadcasted_iota(jnp.int32, value.shape, 1) // head_size
     return jnp.concatenate([jnp.where(head == index, value, 0) for index in range(heads)], axis=0)
-
-
-def _product(a: jax.Array, b: jax.Array, a_axis: int, b_axis: int) -> jax.Array:
-    """The matrix product over one axis of each, in float32."""
-    return lax.dot_general(
-        a,
-        b,
-        (((a_axis,), (b_axis,)), ((), ())),
-        precision=lax.Precision.HIGHEST,
-        preferred_element_type=jnp.float32,
-    )

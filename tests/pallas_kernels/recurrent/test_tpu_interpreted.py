@@ -13,6 +13,7 @@ from tests.pallas_kernels.recurrent.cases import (
     check,
     convolution,
     delta,
+    in_bfloat16,
     make_step,
     mamba1,
     mamba2,
@@ -79,6 +80,13 @@ def test_strong_decays_before_weak_ones(operation, monkeypatch):
     monkeypatch.setattr(matrices, "CHUNK", 64)
     step = make_step(with_strong_decays(operation), [Sequence(before=3, new=64)], page_rows=16)
     check(step, "pallas_tpu")
+
+
+@pytest.mark.parametrize("operation", [mamba2(2, 64, 8), delta(1, 1, 8, 128)], ids=["mamba2", "delta"])
+def test_inputs_in_bfloat16(operation):
+    """Products keep 16 bits of each number: states are much closer than the inputs' 8 bits."""
+    step = make_step(in_bfloat16(operation), [Sequence(before=3, new=12)], page_rows=16)
+    check(step, "pallas_tpu", rtol=1e-4)
 
 
 def test_a_step_without_anything_to_do():
