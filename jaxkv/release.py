@@ -54,11 +54,13 @@ def _left_behind(cache: "KVCacheManager", row: int) -> list[Units]:
     hashes = info.request.block_hashes(cache.hasher)
     longest = len(hashes) * cache.hasher.hash_block_size
     # A connector may have brought tokens up to any place.
-    reached = (n for n in (info.start, *info.boundaries) if n % step == 0)
-    boundaries = sorted({n for n in reached if 0 < n <= longest})
+    reached = {info.start, *info.boundaries}
+    boundaries = [n for n in reached if 0 < n <= longest and n % step == 0]
     left: list[Units] = []
     for manager in cache.retained_managers:
-        leaders, ranks = manager.serving(hashes, boundaries)
+        leaders, ranks = manager.serving(row, hashes, boundaries)
+        if not len(leaders):
+            continue
         free = pool.strong[leaders] & (pool.refs[leaders] == 0)
         if free.any():
             pool.touch(manager.number, leaders[free])

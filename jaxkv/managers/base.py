@@ -312,8 +312,10 @@ class Manager(ABC):
         """What serves a hit of `boundary` tokens is wanted from now on."""
 
     @abstractmethod
-    def serving(self, hashes: list[bytes], boundaries: Sequence[int]) -> Units:
-        """The cached units, of any rows or none, that serve hits at these boundaries of a prompt."""
+    def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> Units:
+        """The cached units that serve hits at these boundaries of the row's tokens, but for those that the row
+        itself holds.
+        """
 
     @abstractmethod
     def capacity(self, row: int) -> int:

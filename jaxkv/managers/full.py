@@ -34,7 +34,8 @@ class FullAttentionManager(PositionalManager):
         """The row's blocks after its first `num_tokens` tokens are not wanted, unless others hold them."""
         first = cdiv(num_tokens + self.eagle_margin, self.block_size)
         leaders = self.units_of(row)[first:].astype(np.intp)
-        self.pool.strong[leaders[self.pool.refs[leaders] == 1]] = False
+        if len(leaders):
+            self.pool.strong[leaders[self.pool.refs[leaders] == 1]] = False
 
     def finder(self, hashes: list[bytes]) -> "FullFinder":
         return FullFinder(self, hashes)

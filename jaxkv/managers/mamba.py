@@ -258,12 +258,12 @@ class MambaManager(Manager):
         if leader is not None:
             self.pool.promote(leader)
 
-    def serving(self, hashes: list[bytes], boundaries: Sequence[int]) -> Units:
+    def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> Units:
         unit, units = self.context.hash_block_size, self.index.units
         found: dict[int, int] = {}
         for boundary in sorted(boundaries, reverse=True):
             leader = units.get(hashes[boundary // unit - 1])
-            if leader is not None:
+            if leader is not None and not self.pool.refs[leader]:
                 found[leader] = -boundary
         return Units.ranked(found)
 

@@ -256,11 +256,12 @@ class PositionalManager(Manager):
             # The row holds them, so they are in no queue.
             self.pool.strong[leaders[self.pool.cached[leaders]]] = True
 
-    def serving(self, hashes: list[bytes], boundaries: Sequence[int]) -> Units:
+    def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> Units:
         size, scale, units = self.block_size, self.hashes_per_block, self.index.units
+        first = self.first_block.item(row)
         blocks: set[int] = set()
         for boundary in boundaries:
-            blocks.update(range(self.first_needed(boundary) // size, boundary // size))
+            blocks.update(range(self.first_needed(boundary) // size, min(boundary // size, first)))
         found: dict[int, int] = {}
         for block in sorted(blocks, reverse=True):
             leader = units.get(hashes[block * scale + scale - 1])

@@ -195,7 +195,8 @@ class BlockPool:
         self.num_free += num_ids
         lowest = np.minimum.reduce(words)
         if lowest < _CACHED:
-            leaders, words = self._split_plain(leaders, words)
+            plain, leaders, words = _parted(words >= CACHED, leaders, words)
+            self._push_plain(plain)
             if not len(leaders):
                 return
             lowest = np.minimum.reduce(words)
@@ -205,25 +206,11 @@ class BlockPool:
             if highest < _STRONG:
                 self._weak.push(leaders, time)
                 return
-            strong = words >= STRONG
-            self._weak.push(leaders[~strong], time)
-            leaders = leaders[strong]
+            weak, leaders, _ = _parted(words >= STRONG, leaders, words)
+            self._weak.push(weak, time)
             if not len(leaders):
                 return
         self._levels[level].push(leaders, time)
-
-    def _split_plain(
-        self, leaders: NDArray[np.intp], words: NDArray[np.int64]
-    ) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Those of the free units without content become plain ids; returns the others and their words."""
-        cached = words >= CACHED
-        num_plain = len(cached) - np.count_nonzero(cached)
-        if np.count_nonzero(cached[:num_plain]):
-            self._push_plain(leaders[~cached])
-            return leaders[cached], words[cached]
-        # Usually what a request has not filled comes first.
-        self._push_plain(leaders[:num_plain])
-        return leaders[num_plain:], words[num_plain:]
 
     def let_go_one(self, leader: int) -> None:
         """`let_go` of one unit."""
@@ -386,6 +373,17 @@ class BlockPool:
             if oldest is not None:
                 first.setdefault(oldest + credit, queue)
         return first[min(first)] if first else None
+
+
+def _parted(
+    chosen: NDArray[np.bool_], leaders: NDArray[np.intp], words: NDArray[np.int64]
+) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64]]:
+    """The leaders that are not chosen; those that are, and their words."""
+    num_others = len(chosen) - np.count_nonzero(chosen)
+    if np.count_nonzero(chosen[:num_others]):
+        return leaders[~chosen], leaders[chosen], words[chosen]
+    # Usually the others come first: what a request has not filled, and what lies beyond its boundaries.
+    return leaders[:num_others], leaders[num_others:], words[num_others:]
 
 
 def _as_index(leaders: NDArray[np.integer]) -> NDArray[np.intp]:
