@@ -41,6 +41,8 @@ def test_a_cpu_takes_xla():
         ({"head_size": 64}, "block_size 8 is not a multiple of 16"),
         ({"block_size": 4}, "block_size 4 is not a multiple of 8"),
         ({"spare_width": 200_000}, "above 524288"),
+        ({"dtype": "int8"}, "block_size 8 in 8 bits is not a multiple of 128, a row of scales"),
+        ({"dtype": "float8_e4m3fn", "head_size": 80}, "heads of 80 in 8 bits are neither 64, 128 nor"),
     ],
 )
 def test_a_shape_that_pallas_does_not_serve(change, reason, monkeypatch, caplog):

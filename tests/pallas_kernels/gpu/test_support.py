@@ -43,6 +43,8 @@ def test_a_gpu_takes_pallas_where_it_serves(on_gpu, capability):
         ({"head_size": 80}, "head_size 80 is not a multiple of 32 up to 256"),
         ({"head_size": 320}, "head_size 320 is not a multiple of 32 up to 256"),
         ({"block_size": 4}, "block_size 4 is not a multiple of 8"),
+        ({"dtype": "int8"}, "pages of int8 are not among bfloat16, float32"),
+        ({"dtype": "float8_e4m3fn"}, "pages of float8_e4m3fn are not among bfloat16, float32"),
         ({"head_size": 96, "dtype": "bfloat16"}, "a page of 2048 words is not a whole number of heads of 96"),
     ],
 )
