@@ -313,9 +313,7 @@ class Manager(ABC):
 
     @abstractmethod
     def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> Units:
-        """The cached units that serve hits at these boundaries of the row's tokens, but for those that the row
-        itself holds.
-        """
+        """The cached units that serve hits at these boundaries of the row's tokens, but for its own."""
 
     @abstractmethod
     def capacity(self, row: int) -> int:

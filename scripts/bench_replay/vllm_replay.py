@@ -3,7 +3,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from bench_host.side import Limits
@@ -98,71 +98,94 @@ class _Requests:
         )
 
 
+class _Engine(Protocol):
+    def serve(self, request: Request) -> int:
+        """Serves the request from its first step to its last; returns its hit in tokens."""
+        ...
+
+
+def _replay(trace: Trace, plan: CachePlan, engine: _Engine) -> VllmReplay:
+    """Each request after the one before it has ended."""
+    requests = _Requests(trace, plan)
+    hits: list[int] = []
+    seconds = 0.0
+    for serial in range(len(trace.requests)):
+        request = requests.make(serial)
+        start = time.process_time()
+        hits.append(engine.serve(request))
+        seconds += time.process_time() - start
+    return VllmReplay(hits, seconds)
+
+
 def through_manager(trace: Trace, plan: CachePlan, num_batched_tokens: int) -> VllmReplay:
     """Calls vLLM's KVCacheManager as its scheduler would for one request at a time.
     Not for recurrent layers, whose chunks only the scheduler can cut.
     """
     if any(isinstance(group.spec, specs.MambaSpec) for group in plan.groups):
         raise JaxkvError("vLLM's manager alone does not cut the chunks of recurrent layers")
-    manager = KVCacheManager(
-        _config(plan),
-        max_model_len=plan.max_model_len,
-        scheduler_block_size=plan.scheduler_block_size,
-        hash_block_size=plan.hash_block_size,
-        max_in_flight_tokens=plan.max_in_flight_tokens,
-    )
-    requests = _Requests(trace, plan)
-    hits: list[int] = []
-    seconds = 0.0
-    for serial in range(len(trace.requests)):
-        request = requests.make(serial)
-        start = time.process_time()
+    return _replay(trace, plan, _ManagerAlone(plan, num_batched_tokens))
+
+
+def through_scheduler(trace: Trace, plan: CachePlan, num_batched_tokens: int) -> VllmReplay:
+    """Serves the requests with vLLM's Scheduler, one at a time."""
+    return _replay(trace, plan, _WithScheduler(plan, num_batched_tokens))
+
+
+class _ManagerAlone:
+    def __init__(self, plan: CachePlan, num_batched_tokens: int) -> None:
+        self._num_batched_tokens = num_batched_tokens
+        self._manager = KVCacheManager(
+            _config(plan),
+            max_model_len=plan.max_model_len,
+            scheduler_block_size=plan.scheduler_block_size,
+            hash_block_size=plan.hash_block_size,
+            max_in_flight_tokens=plan.max_in_flight_tokens,
+        )
+
+    def serve(self, request: Request) -> int:
+        manager = self._manager
         blocks, hit, boundary = manager.get_computed_blocks(request)
         request.shared_prefix_boundary = boundary
-        hits.append(hit)
         request.num_computed_tokens = 0
         first: tuple[Any, ...] = (hit, blocks)
         while request.num_computed_tokens < request.num_prompt_tokens:
             done = hit if first else request.num_computed_tokens
-            size = min(num_batched_tokens, request.num_prompt_tokens - done)
+            size = min(self._num_batched_tokens, request.num_prompt_tokens - done)
             if manager.allocate_slots(request, size, *first) is None:
-                raise JaxkvError(f"vLLM's pool is too small for {trace.requests[serial].name}")
+                raise JaxkvError(f"vLLM's pool is too small for request {request.request_id}")
             first = ()
             request.num_computed_tokens = done + size
             manager.new_step_starts()
-        for _ in range(trace.requests[serial].num_output_tokens - 1):
+        for _ in range(request.max_tokens - 1):
             request.append_output_token_ids(0)
             if manager.allocate_slots(request, 1) is None:
-                raise JaxkvError(f"vLLM's pool is too small for {trace.requests[serial].name}")
+                raise JaxkvError(f"vLLM's pool is too small for request {request.request_id}")
             request.num_computed_tokens += 1
             manager.new_step_starts()
         manager.free(request)
-        seconds += time.process_time() - start
-    return VllmReplay(hits, seconds)
+        return hit
 
 
-def through_scheduler(trace: Trace, plan: CachePlan, num_batched_tokens: int) -> VllmReplay:
-    """Serves the requests with vLLM's Scheduler, each after the one before it has ended."""
-    limits = Limits(
-        num_blocks=plan.num_blocks,
-        max_model_len=plan.max_model_len,
-        max_num_batched_tokens=num_batched_tokens,
-        max_num_seqs=1,
-    )
-    scheduler = Scheduler(
-        _engine_config(_Sized(plan.scheduler_block_size), limits),  # pyright: ignore[reportArgumentType]
-        _config(plan),
-        _Grammar(),
-        block_size=plan.scheduler_block_size,
-        hash_block_size=plan.hash_block_size,
-    )
-    requests = _Requests(trace, plan)
-    hits: list[int] = []
-    seconds = 0.0
-    for serial in range(len(trace.requests)):
-        request = requests.make(serial)
-        start = time.process_time()
+class _WithScheduler:
+    def __init__(self, plan: CachePlan, num_batched_tokens: int) -> None:
+        limits = Limits(
+            num_blocks=plan.num_blocks,
+            max_model_len=plan.max_model_len,
+            max_num_batched_tokens=num_batched_tokens,
+            max_num_seqs=1,
+        )
+        self._scheduler = Scheduler(
+            _engine_config(_Sized(plan.scheduler_block_size), limits),  # pyright: ignore[reportArgumentType]
+            _config(plan),
+            _Grammar(),
+            block_size=plan.scheduler_block_size,
+            hash_block_size=plan.hash_block_size,
+        )
+
+    def serve(self, request: Request) -> int:
+        scheduler = self._scheduler
         scheduler.add_request(request)
+        hits: list[int] = []
         while scheduler.requests:
             step = scheduler.schedule()
             hits += [new.num_computed_tokens for new in step.scheduled_new_reqs]
@@ -174,8 +197,7 @@ def through_scheduler(trace: Trace, plan: CachePlan, num_batched_tokens: int) ->
                 sampled_token_ids=[[0] if known else [] for _ in names],
             )
             scheduler.update_from_output(step, output)
-        seconds += time.process_time() - start
-    return VllmReplay(hits, seconds)
+        return hits[0]
 
 
 class _Sized(NamedTuple):
