@@ -271,11 +271,12 @@ class KVCacheManager:
         if row >= 0:
             if self._caches_inside_blocks or self.rows.position[row] >= self.rows.cache_at[row]:
                 self.upkeep.cache_row(row)
+            hashes = request.block_hashes(self.hasher) if self.enable_caching else []
             if self.enable_caching and not self.retention.is_dense and row not in self.upkeep.delayed:
-                keep_end(self, row, resumes=resumes)
+                keep_end(self, row, hashes, resumes=resumes)
             if self._observer is not None:
                 self._observer.freeing(request, row)
-            free_row(self, row)
+            free_row(self, row, hashes)
             self.rows.close(request.request_id)
             self.upkeep.delayed.discard(row)
 

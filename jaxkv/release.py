@@ -1,5 +1,6 @@
 """Gives back what a request holds, in the order in which it may be evicted."""
 
+from operator import mul
 from typing import TYPE_CHECKING
 
 from jaxkv.pool import Units
@@ -8,13 +9,12 @@ if TYPE_CHECKING:
     from jaxkv.cache_manager import KVCacheManager
 
 
-def keep_end(cache: "KVCacheManager", row: int, *, resumes: bool) -> None:
+def keep_end(cache: "KVCacheManager", row: int, hashes: list[bytes], *, resumes: bool) -> None:
     """The end of what a request computed becomes a boundary: a chat goes on there, if the eviction policy
     expects it, and a preempted request resumes. What lies beyond the last boundary is of no use then.
     """
     info, unit = cache.rows.info(row), cache.hasher.hash_block_size
-    hashes = info.request.block_hashes(cache.hasher)
-    known = min(int(cache.rows.position[row]), len(hashes) * unit)
+    known = min(cache.rows.position.item(row), len(hashes) * unit)
     end = cache.lookup.replay_boundary(known + 1)
     # An answer that fills no block ends where its prompt does: who goes on there goes on from the prompt.
     is_new = end > max(info.boundaries, default=0)
@@ -28,7 +28,7 @@ def keep_end(cache: "KVCacheManager", row: int, *, resumes: bool) -> None:
             manager.unwant_beyond(row, last)
 
 
-def free_row(cache: "KVCacheManager", row: int) -> None:
+def free_row(cache: "KVCacheManager", row: int, hashes: list[bytes]) -> None:
     """Lets go of all units of a row. Those that stay cached queue up as the eviction policy says: usually
     with the end of the sequence first.
 
@@ -36,22 +36,21 @@ def free_row(cache: "KVCacheManager", row: int) -> None:
     hit; interleaved by position, the hit only gets shorter.
     """
     pool, level = cache.pool, cache.eviction.level(cache, row)
-    left = _left_behind(cache, row) if cache.eviction.by_reach else []
+    left = _left_behind(cache, row, hashes) if cache.eviction.by_reach else []
     held = [manager.close_row(row) for manager in cache.managers]
     num_ids = None
     if not left:
-        num_ids = sum(len(units.leaders) * width for units, width in zip(held, pool.widths, strict=True))
+        num_ids = sum(map(mul, [len(units.leaders) for units in held], pool.widths))
     pool.let_go(cache.eviction.order([*held, *left]), level, num_ids)
 
 
-def _left_behind(cache: "KVCacheManager", row: int) -> list[Units]:
+def _left_behind(cache: "KVCacheManager", row: int, hashes: list[bytes]) -> list[Units]:
     """What serves the row's boundaries, the one it began from included, and was let go of while it ran: it is
     of use as long as the full attention below those boundaries is. It is held again.
     """
     if not cache.retained_managers:
         return []
     pool, info, step = cache.pool, cache.rows.info(row), cache.chunk_alignment
-    hashes = info.request.block_hashes(cache.hasher)
     longest = len(hashes) * cache.hasher.hash_block_size
     # A connector may have brought tokens up to any place.
     reached = {info.start, *info.boundaries}
