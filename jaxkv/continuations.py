@@ -43,8 +43,10 @@ class Continuations:
         if len(self._places) > self.size:
             self._places.popitem(last=False)
 
+    def continued(self, place: Place) -> int:
+        """How many prompts went on from boundaries of this place."""
+        return self._continued[place]
+
     def rate(self, place: Place) -> float:
-        """Prompts that went on from a boundary of this place; one is counted before the first, so that all
-        places are worth keeping where nothing is known.
-        """
-        return (self._continued[place] + 1) / (self._made[place] + 1)
+        """Prompts that went on for each boundary of this place; 0 where there is none."""
+        return self._continued[place] / max(self._made[place], 1)

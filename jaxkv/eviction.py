@@ -29,8 +29,8 @@ class EvictionPolicy:
     that they need.
 
     What is expected is learned from what prompts went on from, by their hashes. The end of an answer is kept
-    as a boundary as long as requests go on from such ends at least half as often as from ends of prompts:
-    where clients send answers back changed, or a trace does not tell them, answers only take room. The next
+    as a boundary once requests go on from such ends at least half as often as from ends of prompts: where
+    clients send answers back changed, or a trace does not tell them, answers only take room. The next
     lower boundary is kept, too, of windows alone and where it costs little, as long as prompts often part
     from earlier ones right before their ends, which chat templates may make them do.
 
@@ -73,15 +73,19 @@ class EvictionPolicy:
 
     def wants_end(self, prefix_hash: bytes) -> bool:
         """Whether the end of an answer, which ends a prefix of this hash, is kept as a boundary."""
-        self._continuations.boundary(prefix_hash, Place.ANSWER)
-        return 2 * self._continuations.rate(Place.ANSWER) >= self._continuations.rate(Place.PROMPT)
+        learned = self._continuations
+        learned.boundary(prefix_hash, Place.ANSWER)
+        # Not before one was hit: until then most room is unused, and what is not wanted can be found as well.
+        if not learned.continued(Place.ANSWER):
+            return False
+        return 2 * learned.rate(Place.ANSWER) >= learned.rate(Place.PROMPT)
 
     def with_lower(self, boundaries: tuple[int, ...], alignment: int) -> tuple[int, ...]:
         """The boundaries that windows are kept for: these, and lower ones where they are worth it.
         Ascending.
         """
-        learned = self._continuations
-        below, others = learned.rate(Place.BELOW_PROMPT), learned.rate(Place.PROMPT)
+        # One more of each: as long as little is known, they are kept.
+        below, others = (1 + self._continuations.continued(p) for p in (Place.BELOW_PROMPT, Place.PROMPT))
         if self._lower_from is None or LOWER_SHARE * below < others:
             return boundaries
         lower = [boundary - alignment for boundary in boundaries if boundary >= self._lower_from]

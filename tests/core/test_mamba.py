@@ -124,6 +124,12 @@ def test_periodic_retention_keeps_a_state_every_interval() -> None:
 def test_the_end_of_an_answer_is_kept_and_its_middle_goes_first() -> None:
     cache = make_cache([full(), mamba()], num_blocks=60)
     driver = Driver(cache)
+    # A chat that goes on from an answer: ends of answers are worth keeping.
+    chat = driver.run(seq(3, 9))
+    driver.decode(chat, seq(4, 4))
+    cache.free(chat)
+    driver.serve(seq(3, 9) + seq(4, 4) + seq(5, 4))
+    cache.reset_prefix_cache()
     request = driver.run(seq(1, 9))
     driver.decode(request, seq(2, 20))
     cache.free(request)
