@@ -24,18 +24,19 @@ from pallas_kernels.xla.write import write_kv_xla
 class Implementation(NamedTuple):
     """One way to compute the operations; `write` gets latents as K without V.
 
-    `refuses` says why a shape cannot be served, or None.
+    `refuses` says why a shape cannot be served, or None; its last argument are queries, None where there are
+    none.
     """
 
     attend: Callable[[jax.Array, jax.Array, RaggedBatch, GroupTable, AttentionSettings], jax.Array]
     write: Callable[
         [jax.Array, jax.Array, jax.Array | None, RaggedBatch, GroupTable, AttentionSettings], jax.Array
     ]
-    refuses: Callable[[AttentionSettings, GroupTable], str | None]
+    refuses: Callable[[AttentionSettings, GroupTable, jax.Array | None], str | None]
 
 
-def _refuses_nothing(settings: AttentionSettings, table: GroupTable) -> None:
-    del settings, table
+def _refuses_nothing(settings: AttentionSettings, table: GroupTable, q: jax.Array | None) -> None:
+    del settings, table, q
 
 
 IMPLEMENTATIONS: dict[str, Implementation] = {
@@ -47,14 +48,15 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
 
 
 def choose_implementation(
-    settings: AttentionSettings, table: GroupTable, name: str | None = None
+    settings: AttentionSettings, table: GroupTable, name: str | None = None, q: jax.Array | None = None
 ) -> Implementation:
-    """The implementation called `name`, or the platform's first choice if it serves this layer and table.
+    """The implementation called `name`, or the platform's first choice if it serves this layer and table, and
+    queries like `q [T, Hq, D]`.
 
     A shape that the platform's first choice does not serve falls back to "xla" and is logged once. Raises
     ValueError for an unknown name, and for a shape that the implementation asked for by name does not serve.
     """
-    refusals = {known: partial(way.refuses, settings, table) for known, way in IMPLEMENTATIONS.items()}
+    refusals = {known: partial(way.refuses, settings, table, q) for known, way in IMPLEMENTATIONS.items()}
     return IMPLEMENTATIONS[choose_name(refusals, settings.layout, name)]
 
 
@@ -101,7 +103,8 @@ def paged_attention(
         )
     if sinks is not None and sinks.shape != q.shape[1:2]:
         raise ValueError(f"sinks must be [{q.shape[1]}], got {list(sinks.shape)}")
-    return choose_implementation(settings, table, implementation).attend(q, pages, batch, table, settings)
+    chosen = choose_implementation(settings, table, implementation, q)
+    return chosen.attend(q, pages, batch, table, settings)
 
 
 def write_kv(

@@ -1,6 +1,7 @@
 """Compiles every kernel for chips that are not there, at published shapes; prints what the compiler says.
 
-    python scripts/check_kernels.py [--chip v5e] [--chip v6e] [--quick] [--static-cost-tool PATH] [--json]
+    python scripts/check_kernels.py [--chip v5e] [--chip v6e] [--only TEXT] [--quick]
+                                    [--static-cost-tool PATH] [--json]
     python scripts/check_kernels.py --chip h100|h200|b200 [--quick] [--json]
 
 Needs libtpu, no accelerator. With a static cost tool (a program that takes `module:function --topology T
@@ -30,6 +31,7 @@ from recurrent_cases import RECURRENT_CASES, RecurrentCase  # noqa: E402
 from pallas_kernels.aot import TPU_TOPOLOGIES, compile_for_tpu, tpu_mesh  # noqa: E402
 from pallas_kernels.aot_gpu import GPU_CHIPS  # noqa: E402
 
+CHIP_ALIASES = {"v7x": "tpu7x"}
 ALL_CASES: dict[str, Case | RecurrentCase] = {**CASES, **RECURRENT_CASES}
 COLUMNS = ("kernel", "shape", "chip", "alias MB", "temp MB", "us", "read MB", "bandwidth", "bound")
 
@@ -50,14 +52,18 @@ def measure(name: str, chip: str, tool: str | None) -> dict[str, Any]:
         "alias MB": round(memory.alias_size_in_bytes / 1e6, 1),
         "temp MB": round(memory.temp_size_in_bytes / 1e6, 2),
     }
-    if tool is not None and case.kernel == "attention":  # a write's scalars are computed on the device
+    if tool is not None and case.kernel != "write":  # a write's scalars are computed on the device
         row |= static_cost(name, chip, tool)
     return row
 
 
 def static_cost(name: str, chip: str, tool: str) -> dict[str, Any]:
-    """The tool's figures for the case's kernel; what it could not follow is said in `note`."""
-    command = [sys.executable, tool, "kernel_cases:for_cost_tool", "--topology", TPU_TOPOLOGIES[chip]]
+    """The tool's figures: time and bytes of all kernels of the case, the longest one's share of bandwidth.
+
+    What the tool could not follow of that one is said in `note`.
+    """
+    module = "recurrent_cases" if name in RECURRENT_CASES else "kernel_cases"
+    command = [sys.executable, tool, f"{module}:for_cost_tool", "--topology", TPU_TOPOLOGIES[chip]]
     command += ["--kwargs", json.dumps({"name": name}), "--path", str(ROOT), "--path", str(ROOT / "scripts")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:
@@ -71,8 +77,8 @@ def static_cost(name: str, chip: str, tool: str) -> dict[str, Any]:
     if unknown or kernel.get("sim_error"):
         return {"note": f"no cost: {unknown} scalars the tool cannot follow, error {kernel.get('sim_error')}"}
     return {
-        "us": kernel["time_us"],
-        "read MB": round(kernel["hbm_read_bytes"] / 1e6, 1),
+        "us": round(sum(k["time_us"] for k in answer["kernels"]), 1),
+        "read MB": round(sum(k["hbm_read_bytes"] for k in answer["kernels"]) / 1e6, 1),
         "bandwidth": round(kernel["hbm_utilisation"], 2),
         "bound": kernel["bound"],
     }
@@ -84,8 +90,13 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--chip", action="append", choices=sorted([*TPU_TOPOLOGIES, *GPU_CHIPS]), help="default: v5e and v6e"
+        "--chip",
+        action="append",
+        type=lambda name: CHIP_ALIASES.get(name, name),
+        choices=sorted([*TPU_TOPOLOGIES, *GPU_CHIPS]),
+        help="default: v5e and v6e; v7x is tpu7x",
     )
+    parser.add_argument("--only", metavar="TEXT", default="", help="shapes whose kernel or name has it")
     parser.add_argument("--quick", action="store_true", help="one shape of each kernel")
     parser.add_argument("--static-cost-tool", metavar="PATH")
     parser.add_argument("--json", action="store_true")
@@ -95,7 +106,13 @@ def main() -> int:
             parser.error("a GPU is compiled for alone")
         return check_gpu(args.chip[0], quick=args.quick, as_json=args.json)
 
-    names = [name for name, case in ALL_CASES.items() if case.quick or not args.quick]
+    names = [
+        name
+        for name, case in ALL_CASES.items()
+        if (case.quick or not args.quick) and (args.only in name or args.only in case.kernel)
+    ]
+    if not names:
+        parser.error(f"no shape has {args.only!r} in its name")
     failed = False
     if not args.json:
         print("| " + " | ".join(COLUMNS) + " |\n|" + "---|" * len(COLUMNS))

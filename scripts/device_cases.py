@@ -86,10 +86,12 @@ def attention_operation(case: Case) -> Operation:
     batch = _batch(case.sequences, case.context, case.new)
     place: dict[str, Any] = {"layout": case.layout, "layer_slot": 0, "layer_slots": 1}
     spans: dict[str, Any] = {"sliding_window": case.window, "attention_chunk_size": case.chunk}
-    chosen = choose_implementation(AttentionSettings(**place, **spans), table)
     tokens = case.sequences * case.new
     heads = case.kv_heads if case.kernel == "write" else case.q_heads
     shape = (tokens, heads, case.head_size)
+    x = jax.random.normal(jax.random.key(1), shape, case.activation_dtype)
+    queries = None if case.kernel == "write" else x
+    chosen = choose_implementation(AttentionSettings(**place, **spans), table, q=queries)
 
     def attend(
         implementation: str | None, q: jax.Array, rest: Any, pool: jax.Array
@@ -111,7 +113,7 @@ def attention_operation(case: Case) -> Operation:
     return Operation(
         call=write if case.kernel == "write" else attend,
         make_pool=partial(_random_pool, count, case.layout),
-        x=jax.random.normal(jax.random.key(1), shape, jnp.dtype(case.dtype)),
+        x=x,
         rest=(batch, table),
         work=_write_work(case) if case.kernel == "write" else _attention_work(case),
         chosen=next(name for name, known in IMPLEMENTATIONS.items() if known is chosen),
@@ -315,6 +317,8 @@ def operations(*, small: bool) -> dict[tuple[str, str], Callable[[], Operation]]
     """By kernel and shape: makes each operation, at its own size or at one that a reference can follow."""
     made: dict[tuple[str, str], Callable[[], Operation]] = {}
     for name, case in CASES.items():
+        if case.layout.is_quantised:  # words of normal numbers are no page of 8-bit numbers and scales
+            continue
         made[case.kernel, name] = partial(attention_operation, shrunk(case) if small else case)
     for name, recurrent in RECURRENT_CASES.items():
         made[name] = partial(recurrent_operation, recurrent.shrunk() if small else recurrent)

@@ -34,7 +34,8 @@ def gpu_cases(*, quick: bool) -> Cases:
 def _is_served(case: Case) -> bool:
     place = AttentionSettings(layout=case.layout, layer_slot=0, layer_slots=1)
     table = GroupTable(block_ids=jnp.zeros((1, 1), jnp.int32), first_block=jnp.zeros(1, jnp.int32))
-    return refuses_on_gpu(place, table) is None
+    q = jax.ShapeDtypeStruct((1, case.q_heads, case.head_size), case.activation_dtype)
+    return refuses_on_gpu(place, table, q) is None
 
 
 def measure_gpu(operation: Operation, chip: str) -> dict[str, Any]:

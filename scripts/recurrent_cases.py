@@ -44,13 +44,15 @@ class Layer:
     state: tuple[int, ...]
     key_heads: int = 0
 
-    def inputs(self, tokens: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+    def inputs(self, tokens: int) -> tuple[Any, ...]:
         """What the operation computes from, bfloat16 but for steps and decays."""
         if self.kernel == "selective_scan":
             channels, size = self.state
             per_token, x = _shape(tokens, size), _shape(tokens, channels)
             dt, a = _shape(tokens, channels, dtype=jnp.float32), _shape(channels, size, dtype=jnp.float32)
-            return x, dt, a, per_token, per_token, _shape(channels, dtype=jnp.float32)
+            # Zeros, not shapes: the kernel reads b and c as scalars, which a cost tool wants to know.
+            scalars = np.zeros(per_token.shape, jnp.bfloat16)
+            return x, dt, a, scalars, scalars, _shape(channels, dtype=jnp.float32)
         heads, head_size, size = self.state
         key, value = _shape(tokens, self.key_heads, size), _shape(tokens, heads, head_size)
         by_head, one = _shape(tokens, heads, dtype=jnp.float32), _shape(heads, dtype=jnp.float32)
@@ -143,3 +145,9 @@ RECURRENT_CASES = {
     for conv in ("conv ", "")
     for step, sizes in _STEPS.items()
 }
+
+
+def for_cost_tool(name: str) -> tuple[Any, Any]:
+    """The jitted function and arguments of a case."""
+    built = RECURRENT_CASES[name].build()
+    return jax.jit(built.function, donate_argnums=(built.donate,)), built.arguments

@@ -20,6 +20,10 @@ PREFILL_ROWS = (64, 32, 16)  # query rows (tokens x group) of an mma tile, about
 FEW_LANES = 128  # of a head: with more, or float32, 64 rows spill registers
 
 
+class TooManyRowsError(ValueError):
+    """No buffers leave a tile of a group's query heads enough shared memory."""
+
+
 class Buffers(NamedTuple):
     """Tokens of a chunk, and how many chunks are in flight or in use."""
 
@@ -51,12 +55,12 @@ def plan_decode(
 ) -> DecodePlan:
     """The call for decode tiles: split where there are too few of them for a GPU.
 
-    Raises ValueError where a group has too many query heads.
+    Raises TooManyRowsError where a group has too many query heads.
     """
     rows = _whole_tiles(group)
     buffers = _tile_buffers(settings, rows, dtype)
     if buffers is None:
-        raise _too_large(settings, rows)
+        raise _too_large(settings, group)
     most = table.block_ids.shape[1] * settings.layout.block_size
     if settings.span is not None:
         most = min(most, settings.span)
@@ -71,7 +75,7 @@ def plan_prefill(
 ) -> PrefillPlan:
     """The call for prefill tiles: wgmma where GPU, page and queries allow it, else 16-row mma.
 
-    Raises ValueError where a group has too many query heads.
+    Raises TooManyRowsError where a group has too many query heads.
     """
     layout = settings.layout
     one_term = count_terms(layout.dtype) == count_terms(dtype) == 1
@@ -123,7 +127,8 @@ def _tile_buffers(settings: AttentionSettings, rows: int, dtype: jax.typing.DTyp
     return None
 
 
-def _too_large(settings: AttentionSettings, rows: int) -> ValueError:
-    return ValueError(
-        f"{rows} rows of {settings.layout} need more than {SHARED_BYTES} bytes of shared memory"
+def _too_large(settings: AttentionSettings, rows: int) -> TooManyRowsError:
+    return TooManyRowsError(
+        f"{rows} query heads of a KV head of {settings.layout.head_size} need more than {SHARED_BYTES} bytes "
+        f"of shared memory"
     )

@@ -1,7 +1,10 @@
 """Which GPUs and shapes the GPU kernels serve."""
 
+import jax
+
 from pallas_kernels.batch import GroupTable
 from pallas_kernels.gpu.device import compute_capability
+from pallas_kernels.gpu.plan import TooManyRowsError, plan_decode, plan_prefill
 from pallas_kernels.gpu.shared_memory import TILE_LANES
 from pallas_kernels.layout import LANES
 from pallas_kernels.settings import AttentionSettings
@@ -20,9 +23,8 @@ def refuses_gpu() -> str | None:
     return f"compute capability {capability} is none of {', '.join(map(str, CAPABILITIES))}"
 
 
-def refuses_on_gpu(settings: AttentionSettings, table: GroupTable) -> str | None:
-    """Why the GPU kernels do not serve this machine's GPU or a layer of these settings, or None."""
-    del table
+def refuses_on_gpu(settings: AttentionSettings, table: GroupTable, q: jax.Array | None = None) -> str | None:
+    """Why the GPU kernels do not serve this machine's GPU, a layer of these settings, or queries, or None."""
     if (reason := refuses_gpu()) is not None:
         return reason
     layout = settings.layout
@@ -39,4 +41,15 @@ def refuses_on_gpu(settings: AttentionSettings, table: GroupTable) -> str | None
     if layout.page_rows * LANES % layout.head_size:
         words = layout.page_rows * LANES
         return f"a page of {words} words is not a whole number of heads of {layout.head_size}"
+    return None if q is None else _refuses_group(settings, table, q)
+
+
+def _refuses_group(settings: AttentionSettings, table: GroupTable, q: jax.Array) -> str | None:
+    """Why no tile fits the query heads of a KV head, or None."""
+    group = q.shape[1] // settings.layout.num_kv_heads
+    try:
+        plan_decode(settings, group, table.first_block.shape[0], table, q.dtype)
+        plan_prefill(settings, group, q.dtype, compute_capability())
+    except TooManyRowsError as reason:
+        return str(reason)
     return None

@@ -1,5 +1,6 @@
 """Which shapes the TPU kernels serve."""
 
+import jax
 import jax.numpy as jnp
 
 from pallas_kernels.batch import GroupTable
@@ -8,8 +9,9 @@ from pallas_kernels.tpu.loaders import loader_of
 from pallas_kernels.tpu.parts import TABLE_BYTES
 
 
-def refuses_on_tpu(settings: AttentionSettings, table: GroupTable) -> str | None:
-    """Why the TPU kernels do not serve a layer or a table of this shape, or None."""
+def refuses_on_tpu(settings: AttentionSettings, table: GroupTable, q: jax.Array | None = None) -> str | None:
+    """Why the TPU kernels do not serve a layer or a table of this shape, or None. Any queries are served."""
+    del q
     layout = settings.layout
     products = jnp.dtype("float32" if layout.dtype == "float32" else "bfloat16")
     if (reason := loader_of(layout, products).refuses) is not None:

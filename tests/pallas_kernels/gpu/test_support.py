@@ -60,6 +60,20 @@ def test_a_shape_that_is_not_served(on_gpu, caplog, change, reason):
     assert reason in caplog.messages[0]
 
 
+def test_a_group_of_too_many_query_heads(on_gpu, caplog):
+    """128 float32 queries of 256 are 128 KiB, and as terms beside the means' more than a block has."""
+    on_gpu("9.0")
+    settings, table = settings_and_table(head_size=256)
+    served, refused = (jax.ShapeDtypeStruct((4, heads, 256), "float32") for heads in (8, 128))
+    assert choose_implementation(settings, table, q=served) is IMPLEMENTATIONS["pallas_gpu"]
+    reason = "128 query heads of a KV head of 256 need more than 232448 bytes of shared memory"
+    with pytest.raises(ValueError, match=reason):
+        choose_implementation(settings, table, "pallas_gpu", refused)
+    with caplog.at_level(logging.WARNING):
+        assert choose_implementation(settings, table, q=refused) is IMPLEMENTATIONS["xla"]
+    assert reason in caplog.messages[0]
+
+
 @pytest.mark.parametrize(("said", "capability"), [("8.0", 8.0), ("12.0", 12.0), ("gfx942", 0.0)])
 def test_a_gpu_that_is_neither_hopper_nor_blackwell_takes_xla(on_gpu, caplog, said, capability):
     """Ampere has no TMA, consumers' Blackwell less shared memory, and one GPU is not NVIDIA's."""
