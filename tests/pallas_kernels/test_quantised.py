@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from pallas_kernels import AttentionPageLayout, paged_attention, write_kv
+from pallas_kernels import AttentionPageLayout, GroupTable, RaggedBatch, paged_attention, write_kv
+from pallas_kernels.aot import compile_for_tpu
 from pallas_kernels.quantised import quantise
 from tests.pallas_kernels.cases import attention_by_hand, round_to
 from tests.pallas_kernels.quantised_cases import (
@@ -54,9 +55,14 @@ def check(
     assert (np.asarray(out[real:], np.float32) == 0).all()
 
 
-@pytest.mark.parametrize("implementation", ["reference", "xla"])
 @pytest.mark.parametrize(
-    ("dtype", "window", "chunk"), [("int8", None, None), ("int8", None, 6), ("float8_e4m3fn", 9, None)]
+    ("implementation", "dtype", "window", "chunk"),
+    [
+        ("xla", "int8", None, None),
+        ("reference", "int8", None, 6),
+        ("xla", "float8_e4m3fn", 9, None),
+        ("reference", "float8_e4m3fn", None, None),
+    ],
 )
 def test_mixed_steps_of_every_length_around_a_page(implementation, window, chunk, dtype):
     case = make_quantised_step(
@@ -71,10 +77,9 @@ def test_mixed_steps_of_every_length_around_a_page(implementation, window, chunk
     check(case, implementation, window=window, chunk=chunk)
 
 
-@pytest.mark.parametrize("implementation", ["reference", "xla"])
 @pytest.mark.parametrize(
-    ("dtype", "heads", "group", "head_size"),
-    [("int8", 3, 2, 16), ("float8_e4m3fn", 2, 1, 80)],
+    ("implementation", "dtype", "heads", "group", "head_size"),
+    [("xla", "int8", 3, 2, 16), ("xla", "float8_e4m3fn", 2, 1, 80), ("reference", "int8", 2, 1, 80)],
 )
 def test_heads_of_many_sizes(implementation, heads, group, head_size, dtype):
     case = make_quantised_step(
@@ -177,3 +182,38 @@ def test_what_has_no_place_in_such_a_page_is_refused(change, message):
     good = {"block_size": 4, "num_kv_heads": 1, "head_size": 32, "dtype": "int8"}
     with pytest.raises(ValueError, match=message):
         AttentionPageLayout.fitting(**(good | change))
+
+
+@pytest.mark.parametrize("chip", [None, "v5e"])
+def test_the_pool_is_updated_in_place(chip):
+    """By XLA on this machine, by the Pallas kernels compiled for a TPU."""
+    layout = AttentionPageLayout.fitting(block_size=128, num_kv_heads=2, head_size=128, dtype="int8")
+    tokens, rows, pool = 16, 8, (1000, layout.page_rows, 128)
+
+    def ints(*shape: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+    def bfloat16(heads: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((tokens, heads, 128), jnp.bfloat16)
+
+    def step(pages, q, k, v, batch, table):
+        place = {"layout": layout, "layer_slot": 0, "layer_slots": 1}
+        place["implementation"] = "xla" if chip is None else "pallas_tpu"
+        pages = write_kv(pages, k, v, batch, table, **place)
+        return pages, paged_attention(q, pages, batch, table, scale=0.1, sliding_window=200, **place)
+
+    arguments = (
+        jax.ShapeDtypeStruct(pool, jnp.uint32),
+        bfloat16(4),
+        bfloat16(2),
+        bfloat16(2),
+        RaggedBatch(ints(tokens), ints(tokens), ints(rows + 1), ints(rows), ints(), ints()),
+        GroupTable(ints(rows, 8), ints(rows)),
+    )
+    if chip is None:
+        compiled = jax.jit(step, donate_argnums=0).lower(*arguments).compile()
+    else:
+        compiled = compile_for_tpu(step, arguments, chip=chip, donate=0)
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes == 4 * np.prod(pool)
+    assert memory.temp_size_in_bytes < 0.1 * memory.alias_size_in_bytes
