@@ -7,6 +7,9 @@ import jax
 
 logger = logging.getLogger(__name__)
 
+Queries = jax.Array | jax.ShapeDtypeStruct
+"""Queries `[T, Hq, D]`, or their shape and dtype."""
+
 _FIRST_CHOICE = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"}
 _FALLBACK = "xla"
 _already_said: set[str] = set()

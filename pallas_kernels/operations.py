@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 
 from pallas_kernels.batch import GroupTable, RaggedBatch
-from pallas_kernels.choice import choose_name
+from pallas_kernels.choice import Queries, choose_name
 from pallas_kernels.gpu.attention import paged_attention_gpu
 from pallas_kernels.gpu.support import refuses_on_gpu
 from pallas_kernels.gpu.write import write_kv_gpu
@@ -32,10 +32,10 @@ class Implementation(NamedTuple):
     write: Callable[
         [jax.Array, jax.Array, jax.Array | None, RaggedBatch, GroupTable, AttentionSettings], jax.Array
     ]
-    refuses: Callable[[AttentionSettings, GroupTable, jax.Array | None], str | None]
+    refuses: Callable[[AttentionSettings, GroupTable, Queries | None], str | None]
 
 
-def _refuses_nothing(settings: AttentionSettings, table: GroupTable, q: jax.Array | None) -> None:
+def _refuses_nothing(settings: AttentionSettings, table: GroupTable, q: Queries | None) -> None:
     del settings, table, q
 
 
@@ -48,7 +48,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
 
 
 def choose_implementation(
-    settings: AttentionSettings, table: GroupTable, name: str | None = None, q: jax.Array | None = None
+    settings: AttentionSettings, table: GroupTable, name: str | None = None, q: Queries | None = None
 ) -> Implementation:
     """The implementation called `name`, or the platform's first choice if it serves this layer and table, and
     queries like `q [T, Hq, D]`.

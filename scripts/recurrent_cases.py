@@ -150,4 +150,4 @@ RECURRENT_CASES = {
 def for_cost_tool(name: str) -> tuple[Any, Any]:
     """The jitted function and arguments of a case."""
     built = RECURRENT_CASES[name].build()
-    return jax.jit(built.function, donate_argnums=(built.donate,)), built.arguments
+    return jax.jit(built.function, donate_argnums=built.donate), built.arguments

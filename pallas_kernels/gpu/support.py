@@ -1,8 +1,8 @@
 """Which GPUs and shapes the GPU kernels serve."""
 
-import jax
 
 from pallas_kernels.batch import GroupTable
+from pallas_kernels.choice import Queries
 from pallas_kernels.gpu.device import compute_capability
 from pallas_kernels.gpu.plan import TooManyRowsError, plan_decode, plan_prefill
 from pallas_kernels.gpu.shared_memory import TILE_LANES
@@ -23,7 +23,7 @@ def refuses_gpu() -> str | None:
     return f"compute capability {capability} is none of {', '.join(map(str, CAPABILITIES))}"
 
 
-def refuses_on_gpu(settings: AttentionSettings, table: GroupTable, q: jax.Array | None = None) -> str | None:
+def refuses_on_gpu(settings: AttentionSettings, table: GroupTable, q: Queries | None = None) -> str | None:
     """Why the GPU kernels do not serve this machine's GPU, a layer of these settings, or queries, or None."""
     if (reason := refuses_gpu()) is not None:
         return reason
@@ -44,7 +44,7 @@ def refuses_on_gpu(settings: AttentionSettings, table: GroupTable, q: jax.Array 
     return None if q is None else _refuses_group(settings, table, q)
 
 
-def _refuses_group(settings: AttentionSettings, table: GroupTable, q: jax.Array) -> str | None:
+def _refuses_group(settings: AttentionSettings, table: GroupTable, q: Queries) -> str | None:
     """Why no tile fits the query heads of a KV head, or None."""
     group = q.shape[1] // settings.layout.num_kv_heads
     try:

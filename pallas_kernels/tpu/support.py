@@ -1,15 +1,15 @@
 """Which shapes the TPU kernels serve."""
 
-import jax
 import jax.numpy as jnp
 
 from pallas_kernels.batch import GroupTable
+from pallas_kernels.choice import Queries
 from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu.loaders import loader_of
 from pallas_kernels.tpu.parts import TABLE_BYTES
 
 
-def refuses_on_tpu(settings: AttentionSettings, table: GroupTable, q: jax.Array | None = None) -> str | None:
+def refuses_on_tpu(settings: AttentionSettings, table: GroupTable, q: Queries | None = None) -> str | None:
     """Why the TPU kernels do not serve a layer or a table of this shape, or None. Any queries are served."""
     del q
     layout = settings.layout
