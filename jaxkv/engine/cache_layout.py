@@ -39,12 +39,15 @@ def _layout(name: str, spec: KVCacheSpec, page_size_bytes: int) -> AttentionPage
     if isinstance(spec, MambaSpec):
         return StateLayout(shapes=spec.shapes, dtypes=spec.dtypes, page_rows=page_rows)
     if isinstance(spec, AttentionSpec) and spec.kind in _ATTENTION_KINDS:
-        return AttentionPageLayout(
-            block_size=spec.block_size,
-            num_kv_heads=spec.num_kv_heads,
-            head_size=spec.head_size,
-            head_size_v=spec.head_size_v,
-            dtype=spec.dtype,
-            page_rows=page_rows,
-        )
+        try:
+            return AttentionPageLayout(
+                block_size=spec.block_size,
+                num_kv_heads=spec.num_kv_heads,
+                head_size=spec.head_size,
+                head_size_v=spec.head_size_v,
+                dtype=spec.dtype,
+                page_rows=page_rows,
+            )
+        except ValueError as error:
+            raise JaxkvError(f"layer {name!r} cannot be kept in {spec.dtype}: {error}") from error
     raise JaxkvError(f"layer {name!r} is of kind {spec.kind!r}, which cannot be run")
