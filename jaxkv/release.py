@@ -60,8 +60,8 @@ def _left_behind(cache: "KVCacheManager", row: int, hashes: list[bytes]) -> list
         leaders, ranks = manager.serving(row, hashes, boundaries)
         if not len(leaders):
             continue
-        free = pool.strong[leaders] & (pool.refs[leaders] == 0)
-        if free.any():
+        (free,) = (pool.strong[leaders] & (pool.refs[leaders] == 0)).nonzero()
+        if len(free):
             pool.touch(manager.number, leaders[free])
             left.append(Units(leaders[free], ranks[free]))
     return left

@@ -107,11 +107,11 @@ class MambaManager(Manager):
         self._checkpoints.pop(row, None)
         self.current[row] = self.previous[row] = NO_STATE
         # Few: filled one by one they are sooner there than from lists.
-        given_up = Units(np.empty(len(units), np.intp), np.empty(len(units), np.int64))
+        leaders, ranks = np.empty(len(units), np.intp), np.empty(len(units), np.int64)
         for index, (end, leader) in enumerate(units):
-            given_up.leaders[index] = leader
-            given_up.ranks[index] = -end
-        return given_up
+            leaders[index] = leader
+            ranks[index] = -end
+        return Units(leaders, ranks)
 
     def units_of(self, row: int) -> NDArray[np.int32]:
         states = np.array([leader for _, leader in self._positions(row)], np.int32)

@@ -88,7 +88,7 @@ class PositionalManager(Manager):
         first, n, size = self.first_block.item(row), self.count.item(row), self.block_size
         leaders = self.ids[0, row, :n][::-1].astype(np.intp)
         self.count[row] = 0
-        return Units(leaders, np.arange(-(first + n) * size, -first * size, size))
+        return Units(leaders, range(-(first + n) * size, -first * size, size))
 
     def units_of(self, row: int) -> NDArray[np.int32]:
         return self.ids[0, row, : self.count[row]]

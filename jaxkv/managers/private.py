@@ -48,7 +48,7 @@ class PrivateManager(Manager):
     def close_row(self, row: int) -> Units:
         leaders = self.units_of(row)[::-1].astype(np.intp)
         self.count[row] = 0
-        return Units(leaders, np.arange(-len(leaders), 0) * self.block_size)
+        return Units(leaders, range(-len(leaders) * self.block_size, 0, self.block_size))
 
     def units_of(self, row: int) -> NDArray[np.int32]:
         return self.ids[0, row, : self.count[row]]
