@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from jaxkv.errors import JaxkvError
-from jaxkv.pool import NOT_CACHED, BlockPool
+from jaxkv.pool import NOT_CACHED, BlockPool, Units, by_end
 
 
 def make_pool(num_blocks: int = 20, *widths: int) -> BlockPool:
@@ -156,3 +156,27 @@ def test_nobody_is_told_of_an_eviction_of_nothing() -> None:
     pool.take(0, 1)
     assert told == [int(leaders[2])]
     assert pool.version == 1
+
+
+def test_units_of_several_managers_go_by_their_ends() -> None:
+    first = Units(np.array([11, 12, 13, 14]), range(-16, 0, 4))
+    second = Units(np.array([21, 22]), np.array([-12, -10]))
+    # They end at 16, 12, 8, 4 and at 12, 10.
+    assert by_end([first, second]).tolist() == [11, 12, 21, 22, 13, 14]
+    assert by_end([second, first]).tolist() == [11, 21, 12, 22, 13, 14]
+    assert by_end([first]).tolist() == [11, 12, 13, 14]
+
+
+def test_units_of_several_managers_are_let_go_of_at_once() -> None:
+    pool = make_pool(20, 1, 3)
+    narrow, wide = pool.take(0, 4)[0], pool.take(1, 2)
+    cache(pool, narrow[:2])
+    cache(pool, wide[0, :1], strong=False)
+    pool.touch(0, narrow[:1])
+    # One has another holder, one of each manager has no content, one is weak.
+    pool.let_go(np.concatenate([narrow, wide[0]]))
+    assert pool.num_free == 18
+    assert pool.free_units().tolist() == [int(wide[0, 0]), int(narrow[1])]
+    assert set(pool.plain_ids().tolist()) >= {*narrow[2:].tolist(), *wide[:, 1].tolist()}
+    assert [pool.take_one(0) for _ in range(18)][-1] == int(narrow[1])
+    assert pool.refs[narrow[0]] == 1

@@ -97,3 +97,17 @@ def test_a_row_decodes_one_token_a_step() -> None:
         assert snapshot(cache) == before
         cache.allocate_decodes(np.array([0]), np.array([num_tokens]))
     cache.check_integrity()
+
+
+def test_an_integer_of_numpy_is_refused_by_name() -> None:
+    cache, request = running_cache()
+    before = snapshot(cache)
+    with pytest.raises(JaxkvError, match=r"num_new_tokens must be a Python integer, not np.int64\(1\)"):
+        cache.allocate_slots(request, np.int64(1))  # type: ignore[arg-type]
+    assert snapshot(cache) == before
+
+
+def test_what_is_no_request_is_refused_by_name() -> None:
+    cache, _ = running_cache()
+    with pytest.raises(JaxkvError, match="request must be a Request, not 'a'"):
+        cache.allocate_slots("a", 5)  # type: ignore[arg-type]
