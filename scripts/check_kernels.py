@@ -25,22 +25,41 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 import jax  # noqa: E402
 from gpu_static import check_gpu  # noqa: E402
-from kernel_cases import CASES, Case, build  # noqa: E402
+from kernel_cases import CASES, Built, Case, build  # noqa: E402
 from recurrent_cases import RECURRENT_CASES, RecurrentCase  # noqa: E402
+from sharded_cases import SHARDED_CASES, STEP_CASES, StepCase  # noqa: E402
 
 from pallas_kernels.aot import TPU_TOPOLOGIES, compile_for_tpu, tpu_mesh  # noqa: E402
 from pallas_kernels.aot_gpu import GPU_CHIPS  # noqa: E402
 
 CHIP_ALIASES = {"v7x": "tpu7x"}
-ALL_CASES: dict[str, Case | RecurrentCase] = {**CASES, **RECURRENT_CASES}
+ALL_CASES: dict[str, Case | RecurrentCase | StepCase] = {
+    **CASES,
+    **SHARDED_CASES,
+    **STEP_CASES,
+    **RECURRENT_CASES,
+}
+NOT_FOLLOWED = ("write", "step")  # their scalars are computed on the device, where no cost tool sees them
 COLUMNS = ("kernel", "shape", "chip", "alias MB", "temp MB", "us", "read MB", "bandwidth", "bound")
+
+
+def build_case(name: str) -> Built:
+    """The call that a case is about."""
+    case = ALL_CASES[name]
+    return build(case) if isinstance(case, Case) else case.build()
+
+
+def for_cost_tool(name: str) -> tuple[Any, Any]:
+    """The jitted function and arguments of a case."""
+    built = build_case(name)
+    return jax.jit(built.function, donate_argnums=built.donate), built.arguments
 
 
 def measure(name: str, chip: str, tool: str | None) -> dict[str, Any]:
     """One row: compiled memory and, with a tool, the static cost of the kernel."""
     case = ALL_CASES[name]
     with jax.set_mesh(tpu_mesh(chip)):  # the sizes of a kernel's buffers follow the chip
-        built = case.build() if isinstance(case, RecurrentCase) else build(case)
+        built = build_case(name)
     compiled = compile_for_tpu(built.function, built.arguments, chip=chip, donate=built.donate)
     memory = compiled.memory_analysis()
     if memory is None:
@@ -52,7 +71,7 @@ def measure(name: str, chip: str, tool: str | None) -> dict[str, Any]:
         "alias MB": round(memory.alias_size_in_bytes / 1e6, 1),
         "temp MB": round(memory.temp_size_in_bytes / 1e6, 2),
     }
-    if tool is not None and case.kernel != "write":  # a write's scalars are computed on the device
+    if tool is not None and case.kernel not in NOT_FOLLOWED:
         row |= static_cost(name, chip, tool)
     return row
 
@@ -62,8 +81,7 @@ def static_cost(name: str, chip: str, tool: str) -> dict[str, Any]:
 
     What the tool could not follow of that one is said in `note`.
     """
-    module = "recurrent_cases" if name in RECURRENT_CASES else "kernel_cases"
-    command = [sys.executable, tool, f"{module}:for_cost_tool", "--topology", TPU_TOPOLOGIES[chip]]
+    command = [sys.executable, tool, "check_kernels:for_cost_tool", "--topology", TPU_TOPOLOGIES[chip]]
     command += ["--kwargs", json.dumps({"name": name}), "--path", str(ROOT), "--path", str(ROOT / "scripts")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     try:

@@ -163,7 +163,7 @@ def build(case: Case) -> Built:
 
 def _build_decode(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -> Built:
     """The decode kernel's own call: its scalars are arguments, so that a tool can read them."""
-    settings = _settings(case)
+    settings = settings_of(case)
     dtype = case.activation_dtype
     rows, width = table.block_ids.shape
     plan = plan_decode(settings, q_heads=case.q_heads, dtype=dtype, rows=rows, table_width=width)
@@ -185,7 +185,7 @@ def _build_decode(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) ->
 
 def _build_prefill(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -> Built:
     """The same of the prefill kernel."""
-    settings = _settings(case)
+    settings = settings_of(case)
     group = case.q_heads // case.kv_heads
     dtype = case.activation_dtype
     plan = plan_prefill(
@@ -215,7 +215,8 @@ def _build_prefill(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -
     return Built(attend, (scalars, jax.ShapeDtypeStruct(shape, dtype), pages), None)
 
 
-def _settings(case: Case) -> AttentionSettings:
+def settings_of(case: Case) -> AttentionSettings:
+    """The layer of a case."""
     return AttentionSettings(
         layout=case.layout,
         layer_slot=0,

@@ -145,9 +145,3 @@ RECURRENT_CASES = {
     for conv in ("conv ", "")
     for step, sizes in _STEPS.items()
 }
-
-
-def for_cost_tool(name: str) -> tuple[Any, Any]:
-    """The jitted function and arguments of a case."""
-    built = RECURRENT_CASES[name].build()
-    return jax.jit(built.function, donate_argnums=built.donate), built.arguments

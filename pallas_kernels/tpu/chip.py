@@ -13,6 +13,15 @@ def vmem_capacity() -> int:
         return INTERPRETED_VMEM
 
 
+def chip_name() -> str:
+    """The chip as `TPU_TOPOLOGIES` calls it; empty where kernels are interpreted."""
+    try:
+        version = str(pltpu.get_tpu_info().chip_version)
+    except ValueError:
+        return ""
+    return f"tpu{version}" if version[0].isdigit() else version
+
+
 def vmem_limit(needed: int) -> int:
     """The limit to ask for: `needed`, but no more than the chip can give."""
     capacity = vmem_capacity()

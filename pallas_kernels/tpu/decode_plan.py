@@ -10,13 +10,13 @@ from pallas_kernels.tpu.chip import vmem_capacity, vmem_limit
 from pallas_kernels.tpu.decode import DecodePlan
 from pallas_kernels.tpu.decode_math import DecodeMath
 from pallas_kernels.tpu.operands import PAIRED_ROWS
+from pallas_kernels.tpu.tuning import Sizes, sizes_of
 
-RUN_TOKENS = 2048
+RULE = Sizes(tokens=2048, most=8)  # of a run; runs of a step
 RUN_BYTES = 2 << 20
 STEP_TOKENS = 8192  # of all runs of a step
 STEP_BYTES = 8 << 20  # half of what the page buffers take
 STEP_SHARE = 8  # of VMEM, at most one part in so many
-MOST_RUNS = 8
 LATENT_RUN_BYTES = 4 << 20  # latents have products of 640 lanes and more: few long runs hide one another best
 LATENT_RUNS = 2
 SCALES_SHARE = 16  # of 8-bit numbers, room for one part in so many more
@@ -30,18 +30,20 @@ def plan_decode(
 ) -> DecodePlan:
     """The plan for `rows` sequences and tables of `table_width` entries; products are in `dtype`."""
     layout = settings.layout
-    maths = DecodeMath.of(settings, q_heads // layout.num_kv_heads, dtype)
+    group = q_heads // layout.num_kv_heads
+    maths = DecodeMath.of(settings, group, dtype)
+    sizes = sizes_of("decode", settings, group, RULE)
     page_bytes = layout.used_words * 4
     most = table_width
     if settings.span is not None:
         most = min(most, (settings.span - 2) // layout.block_size + 2)
     step_bytes = min(_with_scales(STEP_BYTES, layout), vmem_capacity() // STEP_SHARE)
     run_bytes = min(LATENT_RUN_BYTES if layout.latent else _with_scales(RUN_BYTES, layout), step_bytes)
-    pages = max(min(RUN_TOKENS // layout.block_size, run_bytes // page_bytes, most), 1)
+    pages = max(min(sizes.tokens // layout.block_size, run_bytes // page_bytes, most), 1)
     whole_tiles = math.lcm(maths.loader.page_units, PAIRED_ROWS) // maths.loader.page_units
     pages = -(-pages // whole_tiles) * whole_tiles
     run_tokens, run_bytes = pages * layout.block_size, pages * page_bytes
-    most_runs = LATENT_RUNS if layout.latent else MOST_RUNS
+    most_runs = LATENT_RUNS if layout.latent else sizes.most
     runs = max(min(STEP_TOKENS // run_tokens, step_bytes // run_bytes, most_runs), 1)
     query_bytes = maths.products * maths.rows * maths.loader.key_width * dtype.itemsize
     sequences = max(min(SEQUENCES, rows, QUERY_BYTES // query_bytes), 1)

@@ -11,10 +11,10 @@ from pallas_kernels.tpu.loaders import loader_of
 from pallas_kernels.tpu.operands import PAIRED_ROWS
 from pallas_kernels.tpu.prefill import PrefillPlan
 from pallas_kernels.tpu.prefill_math import PrefillMath
+from pallas_kernels.tpu.tuning import Sizes, sizes_of
 
-CHUNK_TOKENS = 512
+RULE = Sizes(tokens=512, most=512)  # of a chunk; query rows (tokens x group) of a tile and KV head, at most
 CHUNK_BYTES = 2 << 20  # of one of the two page buffers
-TILE_ROWS = 512  # query rows (tokens x group) of a tile and KV head, at most
 TILE_SHARE = 8  # of VMEM, at most one part in so many for the softmaxes of a tile
 VMEM_SLACK = 16 << 20  # what the compiler spills
 
@@ -24,11 +24,12 @@ def plan_prefill(
 ) -> PrefillPlan:
     """The plan for a step of `tokens` tokens and tables of `table_width` entries; products are in `dtype`."""
     layout = settings.layout
+    sizes = sizes_of("prefill", settings, group, RULE)
     loader = loader_of(layout, dtype, apart=True)
     page_bytes = layout.used_words * 4
     row_bytes = layout.num_kv_heads * loader.places.count * (loader.value_width + 2 * LANES) * 4
-    tile = max(1, min(TILE_ROWS // group, vmem_capacity() // TILE_SHARE // row_bytes // group, tokens))
-    pages = max(min(CHUNK_TOKENS // layout.block_size, CHUNK_BYTES // page_bytes, table_width), 1)
+    tile = max(1, min(sizes.most // group, vmem_capacity() // TILE_SHARE // row_bytes // group, tokens))
+    pages = max(min(sizes.tokens // layout.block_size, CHUNK_BYTES // page_bytes, table_width), 1)
     whole_tiles = math.lcm(loader.page_units, PAIRED_ROWS) // loader.page_units
     pages = -(-pages // whole_tiles) * whole_tiles
     place_rows = -(-tile * group // PAIRED_ROWS) * PAIRED_ROWS

@@ -8,6 +8,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu import decode_plan, parts, prefill_plan, write_shared
 from pallas_kernels.tpu.attention import paged_attention_tpu
+from pallas_kernels.tpu.tuning import Sizes
 from pallas_kernels.tpu.write import write_kv_tpu
 from tests.pallas_kernels.cases import Step, attention_by_hand, make_step, written_by_hand
 
@@ -17,11 +18,10 @@ INTERPRET = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise"
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     """Two pages a run or chunk, two runs a step, a few queries a tile: tiny sequences cross all of them."""
-    monkeypatch.setattr(decode_plan, "RUN_TOKENS", 16)
+    monkeypatch.setattr(decode_plan, "RULE", Sizes(tokens=16, most=8))
     monkeypatch.setattr(decode_plan, "STEP_TOKENS", 32)
     monkeypatch.setattr(decode_plan, "SEQUENCES", 4)
-    monkeypatch.setattr(prefill_plan, "CHUNK_TOKENS", 16)
-    monkeypatch.setattr(prefill_plan, "TILE_ROWS", 16)
+    monkeypatch.setattr(prefill_plan, "RULE", Sizes(tokens=16, most=16))
     monkeypatch.setattr(write_shared, "STEP_BYTES", 1)
 
 
@@ -130,7 +130,7 @@ def test_decodes_of_every_length_around_a_page():
 
 @pytest.mark.parametrize("chunk", [None, 160])
 def test_prefill_in_chunks_of_whole_tiles(monkeypatch, chunk):
-    monkeypatch.setattr(prefill_plan, "CHUNK_TOKENS", 128)
+    monkeypatch.setattr(prefill_plan, "RULE", Sizes(tokens=128, most=16))
     step = make_step(
         seq_lens=[170],
         query_lens=[15],

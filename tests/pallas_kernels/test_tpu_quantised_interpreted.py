@@ -11,6 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu import decode_plan, prefill_plan
 from pallas_kernels.tpu.attention import paged_attention_tpu
+from pallas_kernels.tpu.tuning import Sizes
 from pallas_kernels.tpu.write import write_kv_tpu
 from tests.pallas_kernels.cases import attention_by_hand
 from tests.pallas_kernels.quantised_cases import make_quantised_step
@@ -21,11 +22,10 @@ INTERPRET = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise"
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     """Two pages a run or chunk, two runs a step, a few queries a tile: short sequences cross all of them."""
-    monkeypatch.setattr(decode_plan, "RUN_TOKENS", 256)
+    monkeypatch.setattr(decode_plan, "RULE", Sizes(tokens=256, most=8))
     monkeypatch.setattr(decode_plan, "STEP_TOKENS", 512)
     monkeypatch.setattr(decode_plan, "SEQUENCES", 4)
-    monkeypatch.setattr(prefill_plan, "CHUNK_TOKENS", 256)
-    monkeypatch.setattr(prefill_plan, "TILE_ROWS", 16)
+    monkeypatch.setattr(prefill_plan, "RULE", Sizes(tokens=256, most=16))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,149 @@
+"""Compares sizes of the TPU attention kernels and writes down those that beat the rule.
+
+    python scripts/tune_kernels.py --static-cost-tool PATH [--chip v6e] [--only TEXT] [--write]
+    python scripts/tune_kernels.py --device [--only TEXT] [--write]
+
+Costs are modelled times (see `check_kernels.py`) or, with `--device`, times on this machine's TPU. For each
+shape it varies tokens and then numbers (`pallas_kernels/tpu/tuning.py`), and keeps what gains 3 % or more.
+`--write` puts the rows into `pallas_kernels/tpu/tuned.json`, in place of those of the same shapes.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
+if "--device" not in sys.argv:
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax  # noqa: E402
+import jax.numpy as jnp  # noqa: E402
+from check_device import seconds_a_call  # noqa: E402
+from kernel_cases import CASES, Case, build, settings_of  # noqa: E402
+from sharded_cases import SHARDED_CASES  # noqa: E402
+
+from pallas_kernels.aot import TPU_TOPOLOGIES, tpu_mesh  # noqa: E402
+from pallas_kernels.tpu import decode_plan, prefill_plan  # noqa: E402
+from pallas_kernels.tpu.tuning import TABLE, Sizes, forced, shape_of  # noqa: E402
+
+ALL_CASES: dict[str, Case] = {**CASES, **SHARDED_CASES}
+RULE = {"decode": decode_plan.RULE, "prefill": prefill_plan.RULE}
+LEAST_GAIN = 0.03
+TOKENS = {"decode": (512, 1024, 2048, 4096), "prefill": (256, 512, 1024)}
+MOST = {"decode": (4, 8, 16), "prefill": (256, 512, 1024)}
+
+
+def for_cost_tool(name: str, tokens: int, most: int) -> tuple[Any, Any]:
+    """The jitted function of a case with these sizes, and its arguments."""
+    sizes = Sizes(tokens, most)
+    with forced(sizes):
+        built = build(ALL_CASES[name])
+    return jax.jit(built.function), built.arguments
+
+
+def modelled_cost(tool: str, chip: str, name: str, sizes: Sizes) -> float | None:
+    """Microseconds by the tool; None where the kernel does not compile or cannot be followed."""
+    command = [sys.executable, tool, "tune_kernels:for_cost_tool", "--topology", TPU_TOPOLOGIES[chip]]
+    command += ["--kwargs", json.dumps({"name": name, **sizes._asdict()}), "--path", str(ROOT / "scripts")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    try:
+        kernel = max(json.loads(done.stdout)["kernels"], key=lambda kernel: kernel["time_us"])
+    except (json.JSONDecodeError, KeyError):
+        return None
+    unknown = kernel["unknown_smem_loads"] + kernel["unknown_vector_to_scalar"]
+    return None if unknown or kernel.get("sim_error") else kernel["time_us"]
+
+
+def measured_cost(name: str, sizes: Sizes) -> float:
+    """Microseconds on this machine, of random pages."""
+    call, arguments = for_cost_tool(name, **sizes._asdict())
+    arrays = jax.tree.map(
+        lambda x: jnp.ones(x.shape, x.dtype) if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x),
+        arguments,
+    )
+
+    def repeat(count: int) -> Callable[[], Any]:
+        return lambda: [call(*arrays) for _ in range(count)]
+
+    return seconds_a_call(repeat) * 1e6
+
+
+def tune(kernel: str, cost: Callable[[Sizes], float | None]) -> dict[Sizes, float]:
+    """Costs of the rule's sizes, of other tokens, then other numbers with the best tokens."""
+    costs: dict[Sizes, float] = {}
+
+    def best_of(candidates: list[Sizes]) -> Sizes:
+        for sizes in candidates:
+            if sizes not in costs and (value := cost(sizes)) is not None:
+                costs[sizes] = value
+        return min(costs, key=lambda sizes: costs[sizes], default=RULE[kernel])
+
+    best_of([RULE[kernel]])
+    best = best_of([RULE[kernel]._replace(tokens=tokens) for tokens in TOKENS[kernel]])
+    best_of([best._replace(most=most) for most in MOST[kernel]])
+    return costs
+
+
+def main() -> int:
+    """Prints a row for each shape; with `--write` changes the table."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--chip", choices=sorted(TPU_TOPOLOGIES), default="v6e")
+    parser.add_argument("--only", metavar="TEXT", default="", help="shapes whose name has it")
+    parser.add_argument("--static-cost-tool", metavar="PATH")
+    parser.add_argument("--device", action="store_true", help="times on this machine's TPU")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    if args.device == (args.static_cost_tool is not None):
+        parser.error("one of --static-cost-tool and --device is needed")
+    if args.device and jax.default_backend() != "tpu":
+        parser.error(f"--device needs a TPU, JAX sees {jax.default_backend()}")
+
+    rows: list[dict[str, Any]] = []
+    for name, case in ALL_CASES.items():
+        if args.only not in name or case.kernel != "attention":
+            continue
+        kernel = "decode" if case.new == 1 else "prefill"
+        cost = partial(measured_cost, name)
+        if not args.device:
+            cost = partial(modelled_cost, args.static_cost_tool, args.chip, name)
+        costs = tune(kernel, cost)
+        if RULE[kernel] not in costs:
+            print(f"{name}: the rule's sizes have no cost", file=sys.stderr)
+            continue
+        best = min(costs, key=lambda sizes: costs[sizes])
+        gain = 1 - costs[best] / costs[RULE[kernel]]
+        print(f"{name}: rule {costs[RULE[kernel]]:.1f} us, {best} {costs[best]:.1f} us", flush=True)
+        if gain < LEAST_GAIN:
+            continue
+        if args.device:
+            shape = shape_of(kernel, settings_of(case), case.q_heads // case.kv_heads)
+        else:
+            with jax.set_mesh(tpu_mesh(args.chip)):
+                shape = shape_of(kernel, settings_of(case), case.q_heads // case.kv_heads)
+        us = {"rule": costs[RULE[kernel]], "tuned": costs[best]}
+        by = "device" if args.device else "model"
+        rows.append({"shape": shape._asdict(), "sizes": best._asdict(), "us": us, "by": by})
+    if args.write:
+        write(rows)
+    return 0
+
+
+def write(rows: list[dict[str, Any]]) -> None:
+    """Puts the rows into the table, one a line."""
+    shapes = [row["shape"] for row in rows]
+    kept = [row for row in json.loads(TABLE.read_text(encoding="utf-8")) if row["shape"] not in shapes]
+    lines = ",\n".join(json.dumps(row) for row in [*kept, *rows])
+    TABLE.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
