@@ -299,6 +299,7 @@ def _check_engine(args: argparse.Namespace) -> int:
         max_num_batched_tokens=args.max_num_batched_tokens,
         memory=DEFAULT_MEMORY if args.memory is None else args.memory,
         block_size=args.block_size or GENERATED_BLOCK,
+        kv_cache_dtype=args.kv_cache_dtype,
         policy=args.policy,
         progress=True,
     )
@@ -325,6 +326,13 @@ def _check_engine(args: argparse.Namespace) -> int:
 # Checking a report
 
 
+def _defaults() -> dict[str, Any]:
+    """Every option's default: a report made before there was one did without it."""
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    return vars(parser.parse_args([]))
+
+
 def _verify(path: str) -> int:
     try:
         saved = json.loads(Path(path).read_text(encoding="utf-8"))
@@ -336,7 +344,7 @@ def _verify(path: str) -> int:
         raise JaxkvError(f"{path} holds no complete report of `jaxkv replay --json`")
     differing = 0
     for report in checkable:
-        args = argparse.Namespace(**report["asked"])
+        args = argparse.Namespace(**_defaults() | report["asked"])
         trace = _loader(args)()
         again = run_job(_job(args, trace, report["asked"].get("sweep")), trace)
         same = again["digest"] == report["digest"]
