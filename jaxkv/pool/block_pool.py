@@ -284,14 +284,24 @@ class BlockPool:
         self._listeners[manager](leaders)
         self.version += 1
 
-    def _push_plain(self, leaders: NDArray[np.integer]) -> None:
+    def _push_plain(self, leaders: NDArray[np.intp]) -> None:
         """Free units, of any managers, which are counted as such, become plain ids."""
-        if self._are_wide:
+        if not self._are_wide:
+            self._push_plain_of(0, leaders)
+        elif len(leaders) <= _FEW:
             for leader in leaders.tolist():
                 self._push_plain_one(leader)
-            return
-        self._plain[self._num_plain : self._num_plain + len(leaders)] = leaders
-        self._num_plain += len(leaders)
+        else:
+            owners = self.owner[leaders]
+            for manager in range(len(self.widths)):
+                self._push_plain_of(manager, leaders[owners == manager])
+
+    def _push_plain_of(self, manager: int, leaders: NDArray[np.intp]) -> None:
+        """`_push_plain` of units of one manager, or of managers whose units have one id."""
+        members, first = self._members[manager], self._num_plain
+        ids = leaders if members is None else members[leaders].T.ravel()
+        self._num_plain = first + len(ids)
+        self._plain[first : self._num_plain] = ids
 
     def _push_plain_one(self, leader: int) -> None:
         """`_push_plain` of one unit."""
@@ -348,10 +358,7 @@ class BlockPool:
         """Free units of a manager, which are in no queue any more, become plain ids."""
         self._lose_content(manager, leaders)
         self._words[leaders] = 0
-        members = self._members[manager]
-        ids = leaders if members is None else members[leaders].T.ravel()
-        self._plain[self._num_plain : self._num_plain + len(ids)] = ids
-        self._num_plain += len(ids)
+        self._push_plain_of(manager, leaders)
 
     def _evict_one_from(self, queue: LruQueue) -> None:
         """Turns a queue's first unit, where it has one, into plain ids."""

@@ -13,7 +13,7 @@ STRONG = np.array(1 << 24)
 HOLDER = np.array(1 << 32)
 """What one holder adds. Words of units that somebody holds are at least so large."""
 
-_FIELDS = (("owner", np.int16), ("cached", np.bool_), ("strong", np.bool_), ("refs", np.int32))
+_DTYPES = (np.int16, np.bool_, np.bool_, np.int32)
 _OFFSETS = (0, 2, 3, 4) if sys.byteorder == "little" else (6, 5, 4, 0)
 _FLAGS_OFFSET = min(_OFFSETS[1:3])
 _WEAK_FLAGS, _STRONG_FLAGS = int(CACHED) >> 16, int(CACHED + STRONG) >> 16
@@ -23,7 +23,8 @@ class UnitWords:
     """words: int64[n], by leader. The other arrays are views of their parts, the lowest first.
 
     owner: int16[n], number of the unit's manager; means nothing for ids that lead no unit. cached: bool[n],
-    it has content. strong: bool[n], it is wanted content. refs: int32[n], holders.
+    it has content. strong: bool[n], it has wanted content: never of one that is not cached. refs: int32[n],
+    holders.
     """
 
     def __init__(self, num_blocks: int) -> None:
@@ -31,7 +32,7 @@ class UnitWords:
         # step.
         self.words: NDArray[np.int64] = np.full(num_blocks, 0, np.int64)
         self.owner, self.cached, self.strong, self.refs = (
-            self._part(dtype, offset) for (_, dtype), offset in zip(_FIELDS, _OFFSETS, strict=True)
+            self._part(dtype, offset) for dtype, offset in zip(_DTYPES, _OFFSETS, strict=True)
         )
         self._flags = self._part(np.int16, _FLAGS_OFFSET)
 
