@@ -180,3 +180,11 @@ def test_units_of_several_managers_are_let_go_of_at_once() -> None:
     assert set(pool.plain_ids().tolist()) >= {*narrow[2:].tolist(), *wide[:, 1].tolist()}
     assert [pool.take_one(0) for _ in range(18)][-1] == int(narrow[1])
     assert pool.refs[narrow[0]] == 1
+
+
+def test_all_ids_of_units_without_content_come_back() -> None:
+    for num_units in (2, 20):
+        pool = make_pool(100, 3, 1)
+        pool.let_go(np.concatenate([pool.take(0, num_units)[0], pool.take(1, num_units)[0]]))
+        assert pool.num_free == 99
+        assert sorted(pool.plain_ids().tolist()) == list(range(1, 100))
