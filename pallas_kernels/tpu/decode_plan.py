@@ -17,8 +17,8 @@ RUN_BYTES = 2 << 20
 STEP_TOKENS = 8192  # of all runs of a step
 STEP_BYTES = 8 << 20  # half of what the page buffers take
 STEP_SHARE = 8  # of VMEM, at most one part in so many
-LATENT_RUN_BYTES = 4 << 20  # latents have products of 640 lanes and more: few long runs hide one another best
-LATENT_RUNS = 2
+LATENT_RULE = Sizes(tokens=2048, most=2)  # products of 640 lanes are long: few of them hide one another best
+LATENT_RUN_BYTES = 4 << 20
 SCALES_SHARE = 16  # of 8-bit numbers, room for one part in so many more
 SEQUENCES = 64  # of one grid step: their q and results are in VMEM together
 QUERY_BYTES = 2 << 20
@@ -32,7 +32,7 @@ def plan_decode(
     layout = settings.layout
     group = q_heads // layout.num_kv_heads
     maths = DecodeMath.of(settings, group, dtype)
-    sizes = sizes_of("decode", settings, group, RULE)
+    sizes = sizes_of("decode", settings, group, LATENT_RULE if layout.latent else RULE)
     page_bytes = layout.used_words * 4
     most = table_width
     if settings.span is not None:
@@ -43,8 +43,7 @@ def plan_decode(
     whole_tiles = math.lcm(maths.loader.page_units, PAIRED_ROWS) // maths.loader.page_units
     pages = -(-pages // whole_tiles) * whole_tiles
     run_tokens, run_bytes = pages * layout.block_size, pages * page_bytes
-    most_runs = LATENT_RUNS if layout.latent else sizes.most
-    runs = max(min(STEP_TOKENS // run_tokens, step_bytes // run_bytes, most_runs), 1)
+    runs = max(min(STEP_TOKENS // run_tokens, step_bytes // run_bytes, sizes.most), 1)
     query_bytes = maths.products * maths.rows * maths.loader.key_width * dtype.itemsize
     sequences = max(min(SEQUENCES, rows, QUERY_BYTES // query_bytes), 1)
     return DecodePlan(
