@@ -65,18 +65,23 @@ def decode_tiles(
     place: StatePlace,
 ) -> tuple[jax.Array, jax.Array]:
     """Outputs `[S, blocks, lanes]`, of any value from `num_decodes` on, and the pool with the new states."""
-    loop = _Loop(update, tile, table, place)
+    loop = _Loop(update, tile, seq_lens, table, place)
     pool = pages.reshape(pages.shape[0], -1, *tile)
-    pool, out = lax.fori_loop(
-        0, num_decodes, lambda seq, carry: loop.sequence(seq, seq_lens, *carry), (pool, update.added * 0)
-    )
+    pool, out = lax.fori_loop(0, num_decodes, loop.sequence, (pool, jnp.zeros_like(update.added)))
     return out, pool.reshape(pages.shape)
 
 
 class _Loop:
     """The loop's turns. `pool [pages, tiles of a page, rows, lanes]`, words."""
 
-    def __init__(self, update: TokenUpdate, tile: TileShape, table: StateTable, place: StatePlace) -> None:
+    def __init__(
+        self,
+        update: TokenUpdate,
+        tile: TileShape,
+        seq_lens: jax.Array,
+        table: StateTable,
+        place: StatePlace,
+    ) -> None:
         self.blocks, self.size, self.lanes = place.layout.stored_shape(place.part)
         self.tile, self.table = tile, table
         self.tiles_across, self.tiles_down = self.lanes // tile.lanes, self.size // tile.rows
@@ -85,6 +90,7 @@ class _Loop:
         self.read, self.write, self.kept = (
             place.page_ids(blocks) for blocks in (table.read, table.write, table.checkpoint)
         )
+        self.reached = (table.checkpoint_lens == seq_lens[:, None]) & (table.checkpoint[..., 0] != 0)
         sequences, keys = update.keys.shape[0], update.keys.shape[1]
         self.blocks_of_key = self.blocks // keys
         columns = (sequences, self.blocks, self.tiles_across, tile.lanes)
@@ -96,10 +102,9 @@ class _Loop:
         rates = (self.tiles_down, tile.rows, self.tiles_across, tile.lanes)
         self.rates = None if update.rates is None else update.rates.reshape(rates).swapaxes(1, 2)
 
-    def sequence(
-        self, seq: jax.Array, seq_lens: jax.Array, pool: jax.Array, out: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
+    def sequence(self, seq: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         """One sequence: to its own blocks first, then its token, then its checkpoints."""
+        pool, out = carry
         read, write = pick(self.table.read, seq)[0], pick(self.table.write, seq)[0]
         pool = self._copy(pool, pick(self.read, seq), pick(self.write, seq), (read != 0) & (read != write))
 
@@ -111,8 +116,8 @@ class _Loop:
 
         pool, out = lax.fori_loop(0, self.blocks * self.tiles_across, column, (pool, out))
         for index in range(self.table.checkpoint.shape[1]):
-            wanted = self.table.checkpoint_lens[:, index] == seq_lens
-            pool = self._copy(pool, pick(self.write, seq), pick(self.kept[:, index], seq), pick(wanted, seq))
+            kept, reached = pick(self.kept, seq, index), pick(self.reached, seq, index)
+            pool = self._copy(pool, pick(self.write, seq), kept, reached)
         return pool, out
 
     def _column(
