@@ -14,11 +14,9 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.batch import RaggedBatch
 from pallas_kernels.layout import LANES
-from pallas_kernels.recurrent.state_place import StatePlace
-from pallas_kernels.recurrent.state_table import StateTable
 from pallas_kernels.recurrent.tpu.slabs import SlabPlan, StatePages, state_pages
+from pallas_kernels.recurrent.tpu.step import Step
 
 BUFFERS = 3
 """Slabs in flight each way. With two, a chip that is quicker than its memory waits for a copy's latency."""
@@ -69,7 +67,6 @@ class DecodeLoop:
     out: an operand of the shape of the outputs.
     """
 
-    place: StatePlace
     num_slabs: int
     compute: Callable[..., None]
     out: DecodeOperand
@@ -78,22 +75,19 @@ class DecodeLoop:
     def run(
         self,
         operands: list[DecodeOperand],
-        pages: jax.Array,
-        batch: RaggedBatch,
-        table: StateTable,
-        *,
-        interpret: Any,
+        step: Step,
     ) -> DecodeResult:
         """Steps over all rows of the table; only decodes cost anything."""
+        pages, batch, table, place, interpret = step
         rows, kept = table.checkpoint_lens.shape
         decodes = jnp.arange(rows) < batch.num_decodes
-        plan = SlabPlan.of(self.place, self.num_slabs)
+        plan = SlabPlan.of(place, self.num_slabs)
         reached = decodes[:, None] & (table.checkpoint_lens == batch.seq_lens[:, None])
         scalars = (
             (batch.num_decodes * self.num_slabs).reshape(1).astype(jnp.int32),
-            *state_pages(table.read, decodes, self.place),
-            *state_pages(table.write, decodes, self.place),
-            *(state_pages(table.checkpoint, reached, self.place) if kept else ()),
+            *state_pages(table.read, decodes, place),
+            *state_pages(table.write, decodes, place),
+            *(state_pages(table.checkpoint, reached, place) if kept else ()),
         )
 
         def first_seq(step, num_live, *_):

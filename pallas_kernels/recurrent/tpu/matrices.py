@@ -25,7 +25,8 @@ from pallas_kernels.recurrent.tpu.matrix_decode import decode_slab
 from pallas_kernels.recurrent.tpu.matrix_prefill import chunk_slab, pack_slab, unpack_slab
 from pallas_kernels.recurrent.tpu.prefill_loop import Operand, PrefillLoop
 from pallas_kernels.recurrent.tpu.products import BFLOAT16_TERMS, FLOAT32_TERMS
-from pallas_kernels.recurrent.tpu.schedule import cut, first_rows, merge, tile, untile
+from pallas_kernels.recurrent.tpu.schedule import cut, first_rows, tile, untile
+from pallas_kernels.recurrent.tpu.step import Step
 from pallas_kernels.recurrent.tpu.support import is_packed
 
 CHUNK = 64
@@ -110,7 +111,7 @@ def ssd_tpu(
     """Same contract as `ssd_reference`. `interpret` is `pallas_call`'s."""
     x, dt = inputs.x.astype(jnp.float32), inputs.dt.astype(jnp.float32)
     tokens = Tokens(inputs.c, inputs.b, dt[..., None] * x, dt * inputs.a, None, terms_for(inputs.x.dtype))
-    out, pages = _run(tokens, pages, batch, table, place, interpret)
+    out, pages = _run(tokens, Step(pages, batch, table, place, interpret))
     if inputs.d is not None:
         real = (batch.seq_ids < batch.seq_lens.shape[0])[:, None, None]
         out = out + jnp.where(real, inputs.d[:, None] * x, 0)
@@ -128,32 +129,18 @@ def gated_delta_rule_tpu(
 ) -> StepResult:
     """Same contract as `gated_delta_rule_reference`. `interpret` is `pallas_call`'s."""
     q, k, v, g, beta = inputs
-    return _run(Tokens(q, k, v, g, beta, terms_for(v.dtype)), pages, batch, table, place, interpret)
+    return _run(Tokens(q, k, v, g, beta, terms_for(v.dtype)), Step(pages, batch, table, place, interpret))
 
 
-def _run(
-    tokens: Tokens, pages: jax.Array, batch: RaggedBatch, table: StateTable, place: StatePlace, interpret: Any
-) -> StepResult:
-    sizes = sizes_of(place, tokens.k.shape[1])
-    decoded, pages = _decode(tokens, sizes, pages, batch, table, place, interpret)
-    prefilled = None
-    if not batch.decode_only:
-        prefilled, pages = _prefill(tokens, sizes, pages, batch, table, place, interpret)
-    return StepResult(merge(decoded, prefilled, batch), pages)
+def _run(tokens: Tokens, step: Step) -> StepResult:
+    sizes = sizes_of(step.place, tokens.k.shape[1])
+    return step.run(partial(_decode, tokens, sizes), partial(_prefill, tokens, sizes))
 
 
-def _decode(
-    tokens: Tokens,
-    sizes: MatrixSizes,
-    pages: jax.Array,
-    batch: RaggedBatch,
-    table: StateTable,
-    place: StatePlace,
-    interpret: Any,
-) -> StepResult:
+def _decode(tokens: Tokens, sizes: MatrixSizes, step: Step) -> StepResult:
     """Outputs `[S, H, P]`."""
-    rows = table.read.shape[0]
-    slab = sizes.slab(DECODE_BLOCKS, is_packed(place))
+    rows, packed = step.table.read.shape[0], is_packed(step.place)
+    slab = sizes.slab(DECODE_BLOCKS, packed)
     num_slabs, keys = sizes.blocks // slab, sizes.keys(slab)
     per_key = max(sizes.sharing // slab, 1)
 
@@ -171,29 +158,20 @@ def _decode(
     if tokens.beta is not None:
         operands.append(channel_operand(sizes.wide(first_rows(tokens.beta, rows))))
     loop = DecodeLoop(
-        place=place,
         num_slabs=num_slabs,
-        compute=partial(decode_slab, sizes.size, max(slab // keys, 1), is_packed(place)),
+        compute=partial(decode_slab, sizes.size, max(slab // keys, 1), packed),
         out=values,
         name="matrix_state_decode",
     )
-    out, pages = loop.run(operands, pages, batch, table, interpret=interpret)
+    out, pages = loop.run(operands, step)
     return StepResult(out.reshape(rows, *tokens.v.shape[1:]), pages)
 
 
-def _prefill(
-    tokens: Tokens,
-    sizes: MatrixSizes,
-    pages: jax.Array,
-    batch: RaggedBatch,
-    table: StateTable,
-    place: StatePlace,
-    interpret: Any,
-) -> StepResult:
+def _prefill(tokens: Tokens, sizes: MatrixSizes, step: Step) -> StepResult:
     """Outputs `[T, H, P]`."""
-    chunks = cut(batch, table, CHUNK)
-    count = chunks.seq.shape[0]
-    slab = sizes.slab(PREFILL_BLOCKS, is_packed(place))
+    chunks = cut(step.batch, step.table, CHUNK)
+    count, packed = chunks.seq.shape[0], is_packed(step.place)
+    slab = sizes.slab(PREFILL_BLOCKS, packed)
     num_slabs, keys = sizes.blocks // slab, sizes.keys(slab)
     per_key = max(sizes.sharing // slab, 1)
 
@@ -219,15 +197,14 @@ def _prefill(
     if tokens.beta is not None:
         operands.append(channel_operand(sizes.wide(tile(tokens.beta, chunks, CHUNK))))
     loop = PrefillLoop(
-        place=place,
         num_slabs=num_slabs,
         state_shape=(slab, sizes.size, LANES),
-        unpack=partial(unpack_slab, sizes.size, is_packed(place)),
-        pack=partial(pack_slab, sizes.size, is_packed(place)),
+        unpack=partial(unpack_slab, sizes.size, packed),
+        pack=partial(pack_slab, sizes.size, packed),
         compute=partial(chunk_slab, sizes.head_size, max(slab // keys, 1), tokens.terms),
         out=values,
         name="matrix_state_prefill",
     )
-    out, pages = loop.run(operands, pages, chunks, batch, table, interpret=interpret)
+    out, pages = loop.run(operands, chunks, step)
     out = out.transpose(0, 2, 1, 3).reshape(count, CHUNK, *tokens.v.shape[1:])
-    return StepResult(untile(out, chunks, batch), pages)
+    return StepResult(untile(out, chunks, step.batch), pages)

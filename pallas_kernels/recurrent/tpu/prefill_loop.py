@@ -9,12 +9,10 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.batch import RaggedBatch
 from pallas_kernels.layout import LANES
-from pallas_kernels.recurrent.state_place import StatePlace
-from pallas_kernels.recurrent.state_table import StateTable
 from pallas_kernels.recurrent.tpu.schedule import Chunks
 from pallas_kernels.recurrent.tpu.slabs import SlabPlan, StatePages, state_pages
+from pallas_kernels.recurrent.tpu.step import Step
 
 
 class Operand(NamedTuple):
@@ -47,7 +45,6 @@ class PrefillLoop:
     slab's words and its state. compute(state ref, num_tokens, operand refs, out_ref): one chunk.
     """
 
-    place: StatePlace
     num_slabs: int
     state_shape: tuple[int, ...]
     unpack: Callable[..., None]
@@ -59,27 +56,24 @@ class PrefillLoop:
     def run(
         self,
         operands: list[Operand],
-        pages: jax.Array,
         chunks: Chunks,
-        batch: RaggedBatch,
-        table: StateTable,
-        *,
-        interpret: Any,
+        step: Step,
     ) -> PrefillResult:
         """Steps over chunks, slab by slab."""
+        pages, batch, table, place, interpret = step
         rows, kept = table.checkpoint_lens.shape
         real = jnp.arange(rows) < batch.num_seqs
-        plan = SlabPlan.of(self.place, self.num_slabs)
+        plan = SlabPlan.of(place, self.num_slabs)
         scalars = (
             *(chunks.num_live, chunks.seq, chunks.num_tokens, chunks.opens, chunks.closes, chunks.seq_len),
-            *state_pages(table.read, real, self.place),
-            *state_pages(table.write, real, self.place),
+            *state_pages(table.read, real, place),
+            *state_pages(table.write, real, place),
         )
         if kept:
             wanted = jnp.broadcast_to(real[:, None], table.checkpoint_lens.shape)
             scalars += (
                 table.checkpoint_lens.reshape(-1),
-                *state_pages(table.checkpoint, wanted, self.place),
+                *state_pages(table.checkpoint, wanted, place),
             )
 
         def spec(operand: Operand) -> pl.BlockSpec:

@@ -20,8 +20,9 @@ from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
 from pallas_kernels.recurrent.tpu.decode_loop import DecodeLoop, DecodeOperand
 from pallas_kernels.recurrent.tpu.prefill_loop import Operand, PrefillLoop
-from pallas_kernels.recurrent.tpu.schedule import cut, first_rows, merge, tile, untile
+from pallas_kernels.recurrent.tpu.schedule import cut, first_rows, tile, untile
 from pallas_kernels.recurrent.tpu.slabs import pack_rows, unpack_rows
+from pallas_kernels.recurrent.tpu.step import Step
 from pallas_kernels.recurrent.tpu.support import is_packed
 
 CHUNK = 32
@@ -38,11 +39,8 @@ def selective_scan_tpu(
     interpret: Any = False,
 ) -> StepResult:
     """Same contract as `selective_scan_reference`. `interpret` is `pallas_call`'s."""
-    decoded, pages = _decode(inputs, pages, batch, table, place, interpret)
-    prefilled = None
-    if not batch.decode_only:
-        prefilled, pages = _prefill(inputs, pages, batch, table, place, interpret)
-    out = merge(decoded, prefilled, batch)
+    step = Step(pages, batch, table, place, interpret)
+    out, pages = step.run(partial(_decode, inputs), partial(_prefill, inputs))
     real = (batch.seq_ids < batch.seq_lens.shape[0])[:, None]
     return StepResult(out + jnp.where(real, inputs.d * inputs.x.astype(jnp.float32), 0), pages)
 
@@ -52,17 +50,10 @@ def _rows_of_a(inputs: SelectiveInputs) -> jax.Array:
     return inputs.a.T.reshape(inputs.a.shape[1], -1, LANES)
 
 
-def _decode(
-    inputs: SelectiveInputs,
-    pages: jax.Array,
-    batch: RaggedBatch,
-    table: StateTable,
-    place: StatePlace,
-    interpret: Any,
-) -> StepResult:
+def _decode(inputs: SelectiveInputs, step: Step) -> StepResult:
     """Outputs `[S, C]`."""
-    rows = table.read.shape[0]
-    channels, size = place.shape
+    rows = step.table.read.shape[0]
+    channels, size = step.place.shape
     lines = channels // LANES
 
     def channel_operand(value: jax.Array) -> DecodeOperand:
@@ -80,13 +71,12 @@ def _decode(
         scalar_operand(inputs.c),
     ]
     loop = DecodeLoop(
-        place=place,
         num_slabs=1,
-        compute=partial(_decode_state, is_packed(place)),
+        compute=partial(_decode_state, is_packed(step.place)),
         out=out,
         name="selective_scan_decode",
     )
-    y, pages = loop.run(operands, pages, batch, table, interpret=interpret)
+    y, pages = loop.run(operands, step)
     return StepResult(y.reshape(rows, channels), pages)
 
 
@@ -116,18 +106,11 @@ def _decode_state(packed: bool, in_buffer, out_buffer, operand_refs, out_ref) ->
     lax.fori_loop(0, lines // TILE_ROWS, some_channels, None, unroll=4)
 
 
-def _prefill(
-    inputs: SelectiveInputs,
-    pages: jax.Array,
-    batch: RaggedBatch,
-    table: StateTable,
-    place: StatePlace,
-    interpret: Any,
-) -> StepResult:
+def _prefill(inputs: SelectiveInputs, step: Step) -> StepResult:
     """Outputs `[T, C]`."""
-    chunks = cut(batch, table, CHUNK)
+    chunks = cut(step.batch, step.table, CHUNK)
     count = chunks.seq.shape[0]
-    channels, size = place.shape
+    channels, size = step.place.shape
     lines = channels // LANES
 
     def channel_operand(value: jax.Array) -> Operand:
@@ -147,17 +130,16 @@ def _prefill(
         scalar_operand(inputs.c),
     ]
     loop = PrefillLoop(
-        place=place,
         num_slabs=1,
         state_shape=(size, lines, LANES),
-        unpack=partial(_unpack, is_packed(place)),
-        pack=partial(_pack, is_packed(place)),
+        unpack=partial(_unpack, is_packed(step.place)),
+        pack=partial(_pack, is_packed(step.place)),
         compute=_chunk,
         out=out,
         name="selective_scan_prefill",
     )
-    y, pages = loop.run(operands, pages, chunks, batch, table, interpret=interpret)
-    return StepResult(untile(y.reshape(count, CHUNK, channels), chunks, batch), pages)
+    y, pages = loop.run(operands, chunks, step)
+    return StepResult(untile(y.reshape(count, CHUNK, channels), chunks, step.batch), pages)
 
 
 def _unpack(packed: bool, words, state_ref) -> None:
