@@ -7,9 +7,9 @@ import pytest
 from flax import nnx
 
 from models.linear import Matrix, arrange, linear, look_up, vocabulary_logits
-from models.panels import ROWS_AT_ONCE
+from models.panels import MANY_ROWS, ROWS_AT_ONCE, WIDTH
 
-OUT, IN = 96, 40
+OUT, IN = 3 * WIDTH, 40
 
 
 class Model(nnx.Module):
@@ -19,12 +19,12 @@ class Model(nnx.Module):
         self.other = nnx.Param(jnp.asarray(weights, dtype))
 
 
-@pytest.mark.parametrize("rows", [1, 8, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 3])
+@pytest.mark.parametrize("rows", [1, 8, MANY_ROWS, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 3])
 def test_products_in_panels_equal_the_definition(rows):
     model = Model()
     plain = np.asarray(model.matrix[...], np.float64)
     arrange(model, "cpu")
-    assert model.matrix[...].shape == (OUT // 32, IN, 32)
+    assert model.matrix[...].shape == (OUT // WIDTH, IN, WIDTH)
     x = np.random.default_rng(1).normal(size=(rows, IN)).astype(np.float32)
     for product in (linear, vocabulary_logits):
         out = jax.jit(product)(x, model.matrix[...])
@@ -33,7 +33,7 @@ def test_products_in_panels_equal_the_definition(rows):
 
 def test_rows_in_panels_are_the_rows():
     model = Model()
-    plain, rows = model.matrix[...], jnp.array([0, 95, 31, 32, 0])
+    plain, rows = model.matrix[...], jnp.array([0, OUT - 1, WIDTH - 1, WIDTH, 0])
     arrange(model, "cpu")
     np.testing.assert_array_equal(look_up(model.matrix[...], rows), plain[rows])
 
