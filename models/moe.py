@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-# Rows of a tile: fewer are slow in bfloat16 (see `linear`), more are mostly padding.
+# Rows of a tile, as in the table above; more are mostly padding.
 SMALLEST_TILE, LARGEST_TILE = 4, 32
 _BY_EXPERT = jax.lax.RaggedDotDimensionNumbers(
     dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0]
