@@ -38,7 +38,8 @@ def test_weak_window_blocks_go_first_and_the_junction_is_kept_from_then_on() -> 
     driver = Driver(cache)
     driver.serve(seq(1, 40))
     sharer = seq(1, 20) + seq(2, 10)
-    take_away(cache, 20 + 7)
+    # Seven blocks of the window are unwanted, and the one of full attention beyond the prompt's boundary.
+    take_away(cache, 20 + 8)
     hit = driver.look_up(sharer)
     assert (hit.num_tokens, hit.lost_tokens, hit.limited_by, hit.branch_point) == (0, 20, 1, 20)
     driver.serve(sharer)
