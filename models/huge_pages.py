@@ -15,9 +15,11 @@ _HUGE_PAGE = 2**21  # bytes, on x86 and on most others; a smaller alignment only
 
 
 def in_huge_pages(array: jax.Array) -> jax.Array:
-    """The same values in memory of huge pages, where the system has them; `array` itself elsewhere and where
-    it is smaller than one."""
+    """The same values in memory of huge pages, where the system has them; `array` itself elsewhere, where it
+    is smaller than one, and where it begins with one, as this function's results do."""
     if array.nbytes < _HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return array
+    if array.unsafe_buffer_pointer() % _HUGE_PAGE == 0:
         return array
     memory = mmap.mmap(-1, array.nbytes + _HUGE_PAGE)
     with contextlib.suppress(OSError):  # a kernel without them

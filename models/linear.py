@@ -4,7 +4,7 @@ Weights are read as `[out, in]`, the order of Hugging Face and GGUF files, so no
 loading, and one copy of an embedding table serves look-ups (contiguous rows) and the output matrix.
 
 Measured with jax 0.12 on two threads of a Zen 4 (AVX-512 with bfloat16 products) and nothing else running, a
-quarter of Gemma 3 270M's output matrix, 65,536 x 640, milliseconds:
+quarter of Gemma 3 270M's output matrix, 65,536 x 640 (panels of 32 outputs), milliseconds:
 
 | rows | float32 in panels | bfloat16 x[V,D]^T | [V,D]x^T | the same in huge pages, x[V,D]^T |
 |------|-------------------|-------------------|----------|----------------------------------|

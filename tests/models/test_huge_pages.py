@@ -19,6 +19,7 @@ def test_values_stay_and_begin_where_a_huge_page_may(dtype):
     np.testing.assert_array_equal(moved, array)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         assert moved.unsafe_buffer_pointer() % HUGE_PAGE == 0
+    assert in_huge_pages(moved) is moved
 
 
 def test_an_array_smaller_than_a_huge_page_stays_where_it_is():
