@@ -29,12 +29,15 @@ def under(case: Case, devices: int) -> Case:
     return replace(case, kv_heads=max(case.kv_heads // devices, 1), q_heads=case.q_heads // devices)
 
 
+_BESIDE_STATES = ("jamba-1.5-mini", "qwen3-next-80b")  # their recurrent layers have shapes of these names
+
 SHARDED_CASES: dict[str, Case] = {}
 for _model, _case in _MODELS.items():
     for _devices in _DEVICES:
         _name = _model if _devices == 1 else f"{_model}/{_devices}"
         if _name not in _ELSEWHERE:
             _share = under(_case, _devices)
+            _name += " attention" if _model in _BESIDE_STATES else ""
             SHARDED_CASES[f"{_name} decode"] = _share
             SHARDED_CASES[f"{_name} prefill"] = replace(_share, sequences=1, new=2048)
 
