@@ -5,7 +5,14 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import AttentionPageLayout, GroupTable, RaggedBatch, paged_attention, write_kv
+from pallas_kernels import (
+    AttentionPageLayout,
+    GroupTable,
+    RaggedBatch,
+    paged_attention,
+    write_kv,
+    write_latent,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,11 +42,15 @@ class Chain:
                 "implementation": self.implementation,
             }
             keys = k + out[:, : k.shape[1]]
-            pages = write_kv(pages, keys, v, batch, tables[full], **place)
+            if self.layout.latent:
+                pages = write_latent(pages, keys, batch, tables[full], **place)
+            else:
+                pages = write_kv(pages, keys, v, batch, tables[full], **place)
             window = None if full else self.window
-            out = q + paged_attention(
+            seen = paged_attention(
                 q + out, pages, batch, tables[full], scale=0.06, sliding_window=window, **place
             )
+            out = q + jnp.pad(seen, ((0, 0), (0, 0), (0, q.shape[2] - seen.shape[2])))
         return pages, out
 
     @property
@@ -56,13 +67,13 @@ class Chain:
             return jnp.zeros(shape, jnp.int32)
 
         dtype, size, rows = jnp.dtype(self.layout.dtype), self.layout.head_size, self.sequences
-        kv = jnp.zeros((self.tokens, self.layout.num_kv_heads, size), dtype)
+        tokens = (self.tokens, self.layout.num_kv_heads)
         table = GroupTable(ints(rows, self.table_width), ints(rows))
         return (
             jnp.zeros((self.num_blocks * self.layer_slots, self.layout.page_rows, 128), jnp.uint32),
             jnp.zeros((self.tokens, self.q_heads, size), dtype),
-            kv,
-            kv,
+            jnp.zeros((*tokens, size), dtype),
+            jnp.zeros((*tokens, self.layout.value_size), dtype),
             RaggedBatch(ints(self.tokens), ints(self.tokens), ints(rows + 1), ints(rows), ints(), ints()),
             (table, table),
         )
@@ -96,5 +107,21 @@ def gemma_27b_under_4(*, layers: int, tokens: int = 1024) -> Chain:
         sequences=64,
         table_width=64,
         num_blocks=600,
+        implementation="pallas_tpu",
+    )
+
+
+def of_layout(layout: AttentionPageLayout, *, q_heads: int, tokens: int = 64) -> Chain:
+    """One layer of a window over pages of `layout`."""
+    return Chain(
+        layout=layout,
+        layers=1,
+        layer_slots=1,
+        q_heads=q_heads,
+        window=1024,
+        tokens=tokens,
+        sequences=16,
+        table_width=64,
+        num_blocks=4000,
         implementation="pallas_tpu",
     )

@@ -3,8 +3,9 @@
 import jax
 import pytest
 
+from pallas_kernels import AttentionPageLayout
 from pallas_kernels.aot import compile_for_tpu
-from tests.pallas_kernels.chain import gemma_27b_under_4, gemma_270m
+from tests.pallas_kernels.chain import gemma_27b_under_4, gemma_270m, of_layout
 
 LAYERS = 7  # every layer slot twice, the sixth layer full and one after it
 
@@ -37,6 +38,22 @@ def test_other_shapes_compiled_for_a_tpu(chip):
     ):
         compiled = compile_for_tpu(chain, chain.arguments(), chip=chip, donate=0)
         check_in_place(compiled, chain.pool_bytes)
+
+
+@pytest.mark.parametrize(
+    ("q_heads", "sizes"),
+    [
+        (8, {"num_kv_heads": 8, "head_size": 80}),
+        (16, {"num_kv_heads": 1, "head_size": 192, "head_size_v": 128}),
+        (16, {"num_kv_heads": 1, "head_size": 576, "head_size_v": 512, "latent": True}),
+    ],
+    ids=["80", "192-128", "latents"],
+)
+def test_rows_that_tokens_share_compiled_for_a_tpu(q_heads, sizes):
+    layout = AttentionPageLayout.fitting(block_size=64, dtype="bfloat16", **sizes)
+    chain = of_layout(layout, q_heads=q_heads)
+    compiled = compile_for_tpu(chain, chain.arguments(), chip="v5e", donate=0)
+    check_in_place(compiled, chain.pool_bytes)
 
 
 def test_the_xla_form_compiled_for_a_tpu():

@@ -18,7 +18,8 @@ INTERPRET = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise"
 @pytest.fixture(autouse=True)
 def small_buffers(monkeypatch):
     """Two pages a run or chunk, two runs a step, a few queries a tile: tiny sequences cross all of them."""
-    monkeypatch.setattr(decode_plan, "RULE", Sizes(tokens=16, most=8))
+    for rule in ("RULE", "LATENT_RULE"):
+        monkeypatch.setattr(decode_plan, rule, Sizes(tokens=16, most=8))
     monkeypatch.setattr(decode_plan, "STEP_TOKENS", 32)
     monkeypatch.setattr(decode_plan, "SEQUENCES", 4)
     monkeypatch.setattr(prefill_plan, "RULE", Sizes(tokens=16, most=16))
