@@ -28,11 +28,10 @@ _QUANTISED = ("float8_e4m3fn", "int8")
 
 def choose_kv_cache_dtype(name: str, model_dtype: str) -> str:
     """The element type called `name`; for "auto" it is `model_dtype`. JaxkvError for an unknown name."""
-    if name == "auto":
-        return model_dtype
-    if not isinstance(name, str) or name not in KV_CACHE_DTYPES:
-        raise JaxkvError(f"kv_cache_dtype must be one of auto, {', '.join(KV_CACHE_DTYPES)}, not {name!r}")
-    return KV_CACHE_DTYPES[name]
+    names = {"auto": model_dtype, **KV_CACHE_DTYPES}
+    if not isinstance(name, str) or name not in names:
+        raise JaxkvError(f"kv_cache_dtype must be one of {', '.join(names)}, not {name!r}")
+    return names[name]
 
 
 def scale_bytes(dtype: str) -> int:

@@ -29,11 +29,11 @@ class Quantised(NamedTuple):
 
 
 def quantise(x: jax.Array, dtype: str) -> Quantised:
-    """`x [..., D]` of any float dtype in `dtype`. The scale of a vector that holds a NaN is NaN."""
+    """`x [..., D]` of any float dtype in `dtype`. The scale of a vector that is not finite is NaN."""
     x = x.astype(jnp.float32)
     most = jnp.abs(x).max(axis=-1, keepdims=True)
     # A product, as XLA makes one of a quotient by a constant, or does not: scales must not depend on that.
-    scale = most * jnp.float32(1 / LARGEST[dtype])
+    scale = jnp.where(most < jnp.inf, most * jnp.float32(1 / LARGEST[dtype]), jnp.nan)
     steps = x * jnp.where(most > SMALLEST, jnp.float32(LARGEST[dtype] * TIE_BREAK) / most, 0)
     small = jnp.round(steps).astype(jnp.int8) if dtype == "int8" else steps.astype(jnp.float8_e4m3fn)
     return Quantised(lax.bitcast_convert_type(small, jnp.uint8).astype(jnp.uint32), scale)

@@ -97,6 +97,9 @@ def test_tokens_are_mostly_those_of_a_float32_cache(quantised: Bench, bench: Ben
     assert same >= 20
 
 
-def test_a_dtype_that_no_cache_has_is_refused_before_the_model_is_read() -> None:
-    with pytest.raises(JaxkvError, match=r"kv_cache_dtype must be one of auto, bfloat16, .* not 'int4'"):
-        LLM("nowhere", kv_cache_dtype="int4")
+@pytest.mark.parametrize(
+    ("junk", "named"), [("int4", "'int4'"), (None, "None"), (np.array(["fp8", "int8"]), "array")]
+)
+def test_a_dtype_that_no_cache_has_is_refused_before_the_model_is_read(junk: Any, named: str) -> None:
+    with pytest.raises(JaxkvError, match=rf"kv_cache_dtype must be one of auto, bfloat16, .* not {named}"):
+        LLM("nowhere", kv_cache_dtype=junk)
