@@ -1,7 +1,8 @@
 """Numbers of 8 bits and their scales: a token's K, or its V, of one head is quantised on its own.
 
 The scale is the largest magnitude over the largest number of the type, so that nothing is cut off: an int8 is
-then at most half a scale from its number, and a float8_e4m3fn (three bits of mantissa) within 1/16 of it.
+then at most half a scale from its number, and a float8_e4m3fn (three bits of mantissa) within 1/16 of it, or
+within 2**-10 scales where that is more. A vector with a NaN or an infinity is NaN throughout.
 
 A number half way between two must not go one way in one program and the other way in another, since programs
 divide differently in the last bit (and elements of bfloat16 are often half way): all are a little enlarged.
