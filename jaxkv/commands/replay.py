@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,7 @@ from jaxkv.lab.settings import CLOCKS, ReplaySettings
 from jaxkv.lab.sweep import run_sweep
 from jaxkv.lab.trace import Trace
 
+IMPOSSIBLE = 2
 INTERRUPTED = 130
 SWEEPABLE = (
     "memory", "blocks", "fits", "accelerator", "policy", "retention", "eviction", "clock", "block-size"
@@ -95,22 +97,23 @@ def _add_replay(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Returns 1 where --verify or --engine finds other decisions, 130 after Ctrl-C: what was measured is
-    printed then.
+    """Returns 1 where --verify or --engine finds other decisions, 2 where no setting of a sweep is possible,
+    130 after Ctrl-C: what was measured is printed then.
     """
     if args.verify is not None:
         return _verify(args.verify)
     if args.engine:
         return _check_engine(args)
     load = _loader(args)
+    # Told before the replay, which may be long.
+    draw = None if args.html is None else _drawer(args.html)
     reports = _run(args, load)
     failed = [report for report in reports if "error" in report]
     for report in failed:
         print(f"{report['asked']['sweep']}: {report['error']}")
     measured = [report for report in reports if "error" not in report]
-    if args.html is not None and measured:
-        # The page needs the plotting library of the extra `lab`.
-        _write("--html", args.html, _page(measured))
+    if draw is not None and measured:
+        draw(measured)
     if args.json is not None:
         text = json.dumps(reports[0] if args.sweep is None else {"sweep": reports}, indent=1)
         if args.json == "-":
@@ -119,17 +122,20 @@ def run(args: argparse.Namespace) -> int:
             _write("--json", args.json, text + "\n")
     if args.json != "-":
         print("\n\n".join(_headed(report) for report in measured))
-    return INTERRUPTED if any(report["partial"] for report in measured) else 0
+    if any(report["partial"] for report in measured):
+        return INTERRUPTED
+    return 0 if measured else IMPOSSIBLE
 
 
-def _page(reports: list[dict[str, Any]]) -> str:
+def _drawer(path: str) -> Callable[[list[dict[str, Any]]], None]:
+    """Writes the page of some reports; needs the plotting library of the extra `lab`."""
     try:
         from jaxkv.lab.page import report_page
     except ModuleNotFoundError as error:
         raise JaxkvError(
             f"--html needs {error.name}, which is not installed: pip install 'jaxkv[lab]'"
         ) from None
-    return report_page(reports)
+    return lambda reports: _write("--html", path, report_page(reports))
 
 
 def _headed(report: dict[str, Any]) -> str:
@@ -153,6 +159,8 @@ def _loader(args: argparse.Namespace) -> Callable[[], Trace]:
         raise JaxkvError("give either --trace FILE or --generate PATTERN")
     if args.requests is not None and args.requests < 1:
         raise JaxkvError(f"--requests must be at least 1, got {args.requests}")
+    if args.seed < 0:
+        raise JaxkvError(f"--seed must be at least 0, got {args.seed}")
     if args.generate is not None:
         return partial(generate, args.generate, args.requests or 1000, args.seed)
     return partial(_load, args.trace, args.format, args.requests, args.tokenizer, args.skip_bad_lines)
@@ -206,6 +214,8 @@ def _combinations(args: argparse.Namespace) -> list[tuple[argparse.Namespace, st
             raise JaxkvError(
                 f"--sweep {part!r} is not NAME=VALUE:VALUE with a name of {', '.join(SWEEPABLE)}"
             )
+        if name in names:
+            raise JaxkvError(f"--sweep names {name} twice")
         names.append(name)
         values.append(listed.split(":"))
     combined = []
@@ -233,8 +243,8 @@ def _job(args: argparse.Namespace, trace: Trace, sweep: str | None) -> Job:
         raise JaxkvError(f"give one of --{', --'.join(given)}")
     if args.blocks is not None and args.blocks < 1:
         raise JaxkvError(f"--blocks must be at least 1, got {args.blocks}")
-    if args.fits is not None and not args.fits > 0:
-        raise JaxkvError(f"--fits must be more than 0, got {args.fits}")
+    if args.fits is not None and not 0 < args.fits < math.inf:
+        raise JaxkvError(f"--fits must be more than 0 and finite, got {args.fits}")
     if (args.model is None) == (args.layers is None):
         raise JaxkvError("give either --model MODEL or --layers FILE")
     asked = {name: value for name, value in vars(args).items() if name not in _NOT_ASKED}
@@ -278,12 +288,21 @@ def _retention(text: str) -> int | None:
 # Checking against the engine
 
 
+_OF_ENGINE = (
+    "engine", "trace", "format", "generate", "requests", "seed", "tokenizer", "skip_bad_lines", "model",
+    "max_model_len", "max_num_seqs", "max_num_batched_tokens", "memory", "block_size", "kv_cache_dtype",
+    "state_dtype", "policy", "clock", "json", "jobs",
+)  # fmt: skip
+
+
 def _check_engine(args: argparse.Namespace) -> int:
     """Prints the counters of both; 1 where they differ."""
     if args.model is None:
         raise JaxkvError("--engine needs --model MODEL, with weights")
-    if args.sweep is not None or args.blocks is not None or args.fits is not None or args.infinite:
-        raise JaxkvError("--engine takes --memory; not --sweep, --blocks, --fits or --infinite")
+    defaults = vars(_options({}))
+    others = [n for n in defaults if n not in _OF_ENGINE and getattr(args, n) != defaults[n]]
+    if others:
+        raise JaxkvError(f"--engine does not take {', '.join(f'--{n.replace("_", "-")}' for n in others)}")
     load = _loader(args)
     try:
         from jaxkv.engine.llm import LLM
@@ -300,6 +319,7 @@ def _check_engine(args: argparse.Namespace) -> int:
         memory=DEFAULT_MEMORY if args.memory is None else args.memory,
         block_size=args.block_size or GENERATED_BLOCK,
         kv_cache_dtype=args.kv_cache_dtype,
+        state_dtype=args.state_dtype,
         policy=args.policy,
         progress=True,
     )
@@ -326,11 +346,31 @@ def _check_engine(args: argparse.Namespace) -> int:
 # Checking a report
 
 
-def _defaults() -> dict[str, Any]:
-    """Every option's default: a report made before there was one did without it."""
-    parser = argparse.ArgumentParser()
+def _options(asked: dict[str, Any]) -> argparse.Namespace:
+    """The options that a report was made with; one that it does not name has its default: a report made
+    before there was such an option did without it.
+    """
+    parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     add_arguments(parser)
-    return vars(parser.parse_args([]))
+    words: list[str] = []
+    for name, value in asked.items():
+        if name != "sweep" and value is not None and value is not False:
+            option = f"--{name.replace('_', '-')}"
+            words.append(option if value is True else f"{option}={value}")
+    try:
+        args, unknown = parser.parse_known_args(words)
+    except argparse.ArgumentError as error:
+        raise JaxkvError(f"the report was made with options that make no sense: {error}") from None
+    if unknown:
+        raise JaxkvError(f"the report was made with options that are unknown here: {', '.join(unknown)}")
+    return args
+
+
+def _is_complete(report: object) -> bool:
+    if not isinstance(report, dict) or report.get("partial"):
+        return False
+    told = report.get("digest"), report.get("asked"), report.get("token_hit_rate")
+    return all(map(isinstance, told, (str, dict, float)))
 
 
 def _verify(path: str) -> int:
@@ -339,12 +379,12 @@ def _verify(path: str) -> int:
     except (OSError, ValueError) as error:
         raise JaxkvError(f"cannot read the report {path}: {error}") from None
     reports = saved.get("sweep", [saved]) if isinstance(saved, dict) else []
-    checkable = [r for r in reports if isinstance(r, dict) and "digest" in r and not r.get("partial")]
+    checkable = [r for r in reports if _is_complete(r)] if isinstance(reports, list) else []
     if not checkable:
         raise JaxkvError(f"{path} holds no complete report of `jaxkv replay --json`")
     differing = 0
     for report in checkable:
-        args = argparse.Namespace(**_defaults() | report["asked"])
+        args = _options(report["asked"])
         trace = _loader(args)()
         again = run_job(_job(args, trace, report["asked"].get("sweep")), trace)
         same = again["digest"] == report["digest"]

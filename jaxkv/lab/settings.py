@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxkv.errors import JaxkvError
-from jaxkv.eviction import DEFAULT_POLICY
+from jaxkv.eviction import DEFAULT_POLICY, make_eviction_policy
 from jaxkv.hashing import make_hasher
 from jaxkv.lab.content import SeenPrefixes
 from jaxkv.lab.trace import Trace
@@ -36,6 +36,8 @@ class ReplaySettings:
             raise JaxkvError(f"unknown clock {self.clock!r}; known are {', '.join(CLOCKS)}")
         if not self.step_seconds > 0:
             raise JaxkvError(f"a step must take more than 0 seconds, got {self.step_seconds}")
+        # Before the trace is replayed with any of a sweep's other settings.
+        make_eviction_policy(self.eviction)
 
 
 def blocks_for_everything(plan: CachePlan, trace: Trace) -> int:

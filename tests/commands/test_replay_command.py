@@ -90,15 +90,54 @@ def test_an_interrupt_prints_what_was_measured(
         ([*MADE_UP, "--blocks", "5", "--infinite"], "give one of --blocks, --infinite"),
         ([*MADE_UP, "--retention", "some"], "--retention must be sparse, dense or a number of tokens"),
         ([*MADE_UP, "--retention", "17"], "the retention interval 17 is not a multiple of"),
-        ([*MADE_UP, "--fits", "0"], "--fits must be more than 0, got 0.0"),
+        ([*MADE_UP, "--fits", "0"], "--fits must be more than 0 and finite, got 0.0"),
+        ([*MADE_UP, "--fits", "inf"], "--fits must be more than 0 and finite, got inf"),
+        ([*MADE_UP, "--seed", "-1"], "--seed must be at least 0, got -1"),
+        ([*MADE_UP, "--eviction", "oldest"], "unknown eviction policy 'oldest'; known are reach"),
+        ([*MADE_UP, "--sweep", "fits=1,eviction=reach:oldest"], "unknown eviction policy 'oldest'"),
+        ([*MADE_UP, "--sweep", "fits=1:2,fits=3"], "--sweep names fits twice"),
         ([*MADE_UP, "--sweep", "seed=1:2"], "--sweep 'seed=1:2' is not NAME=VALUE:VALUE"),
         ([*MADE_UP, "--sweep", "blocks=x"], "--sweep blocks=x: 'x' is not a number"),
         ([*MADE_UP, "--requests", "0"], "--requests must be at least 1, got 0"),
-        ([*MADE_UP, "--engine", "--fits", "1"], "--engine takes --memory; not --sweep, --blocks, --fits"),
+        (
+            [*MADE_UP, "--engine", "--fits", "1", "--eviction", "lru"],
+            "--engine does not take --fits, --eviction",
+        ),
         (["--verify", "/nonexistent"], "cannot read the report /nonexistent"),
         (["--trace", "/nonexistent", "--model", MODEL], "cannot read the trace /nonexistent"),
     ],
 )
 def test_bad_input_is_refused_by_name(words: list[str], why: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*words) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_a_sweep_of_which_nothing_is_possible_fails(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(*MADE_UP, "--sweep", "memory=1KiB", "--jobs", "1") == 2
+    assert "memory 1KiB: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("report", "why"),
+    [
+        ({"digest": "0", "token_hit_rate": 0.5}, "holds no complete report"),
+        ({"digest": "0", "token_hit_rate": 0.5, "asked": [1]}, "holds no complete report"),
+        ({"digest": "0", "asked": {}}, "holds no complete report"),
+        ({"sweep": 3}, "holds no complete report"),
+        (
+            {"digest": "0", "token_hit_rate": 0.5, "asked": {"fits": "some"}},
+            "options that make no sense: argument --fits: invalid float value: 'some'",
+        ),
+        (
+            {"digest": "0", "token_hit_rate": 0.5, "asked": {"trace": 3, "of_tomorrow": 4}},
+            "options that are unknown here: --of-tomorrow=4",
+        ),
+    ],
+)
+def test_what_is_no_report_is_refused(
+    report: dict[str, object], why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "report.json"
+    path.write_text(json.dumps(report))
+    assert run("--verify", str(path)) == 2
     assert why in capsys.readouterr().err
