@@ -1,6 +1,5 @@
 """Which GPUs and shapes the GPU kernels serve."""
 
-
 from pallas_kernels.batch import GroupTable
 from pallas_kernels.choice import Queries
 from pallas_kernels.gpu.device import compute_capability
