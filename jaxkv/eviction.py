@@ -6,6 +6,7 @@ want is kept at all, and whether the end of an answer is a place where a hit is 
 wrong: whatever it decides, only content that is still there is found.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -64,7 +65,8 @@ class EvictionPolicy:
             cache.pool.strong[part.leaders] = True
         unit, step = cache.hasher.hash_block_size, cache.chunk_alignment
         boundary = cache.lookup.replay_boundary(request.num_prompt_tokens)
-        if boundary:
+        # A preempted request that comes again says nothing new.
+        if boundary and not request.num_preemptions:
             hashes, learned = request.block_hashes(cache.hasher), self._continuations
             learned.prompt(hashes[: boundary // unit - 1])
             learned.boundary(hashes[boundary // unit - 1], Place.PROMPT)
@@ -165,7 +167,8 @@ class FlopsPerByte(EvictionPolicy):
         saved = self._cost(int(cache.rows.position[row])) / max(1, held)
         self._num += 1
         self._mean += (saved - self._mean) / self._num
-        doublings = int(np.floor(np.log2(max(saved, 1e-30) / self._mean)))
+        # The exponent itself: a logarithm's last digit differs from machine to machine.
+        doublings = math.frexp(max(saved, 1e-30) / self._mean)[1] - 1
         return min(max(self.num_levels // 2 + doublings, 0), self.num_levels - 1)
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from jaxkv.continuations import Continuations
 from jaxkv.errors import JaxkvError
 from jaxkv.eviction import POLICIES, FlopsPerByte, make_eviction_policy
 from jaxkv.integrity import check_integrity
@@ -63,6 +64,20 @@ def test_ends_of_answers_are_kept_as_long_as_requests_go_on_from_them() -> None:
                 history = history + sent + seq(9000 + 10 * chat + turn, 8)
         # None is wanted before one was gone on from.
         assert kept == ([False] + [True] * 35 if not changed else [False] * 36)
+
+
+def test_a_request_that_resumes_is_learned_from_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often it is preempted, one prompt went on from where it did."""
+    learned: list[str] = []
+    monkeypatch.setattr(Continuations, "prompt", lambda *_: learned.append("prompt"))
+    monkeypatch.setattr(Continuations, "boundary", lambda *_: learned.append("boundary"))
+    served = driver("reach", full(), mamba())
+    request = served.request(seq(1, 41))
+    for num_preemptions in range(3):
+        request.num_preemptions, request.num_computed_tokens = num_preemptions, 0
+        served.prefill(request)
+        served.cache.free(request, resumes=True)
+    assert learned == ["prompt", "boundary"]
 
 
 def test_an_answer_that_fills_no_block_says_nothing_about_ends_of_answers() -> None:
