@@ -69,7 +69,7 @@ def _token_of_word(blocks: int, window: tuple[int, ...], size: int, layout: Atte
 
     A token is `size` words.
     """
-    if size % LANES == 0:
+    if len(window) == 2 and size % LANES == 0:
         in_block = jnp.arange(window[0], dtype=jnp.int32)[:, None] // (size // LANES)
     else:
         in_block = jnp.arange(layout.block_size * size, dtype=jnp.int32).reshape(window) // size

@@ -105,6 +105,7 @@ def test_grouped_and_multi_query_heads(implementation, heads, group, head_size):
         {"head_size": 96},
         {"head_size": 192, "head_size_v": 128},
         {"head_size": 24, "head_size_v": 8},
+        {"head_size": 24, "head_size_v": 128},
         {"head_size": 8, "head_size_v": 20},
         {"head_size": 64, "head_size_v": 32},
         {"head_size": 24, "head_size_v": 16, "latent": True, "heads": 1},
