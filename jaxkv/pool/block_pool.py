@@ -284,7 +284,7 @@ class BlockPool:
         self._listeners[manager](leaders)
         self.version += 1
 
-    def _push_plain(self, leaders: NDArray[np.intp]) -> None:
+    def _push_plain(self, leaders: NDArray[np.integer]) -> None:
         """Free units, of any managers, which are counted as such, become plain ids."""
         if not self._are_wide:
             self._push_plain_of(0, leaders)
@@ -296,7 +296,7 @@ class BlockPool:
             for manager in range(len(self.widths)):
                 self._push_plain_of(manager, leaders[owners == manager])
 
-    def _push_plain_of(self, manager: int, leaders: NDArray[np.intp]) -> None:
+    def _push_plain_of(self, manager: int, leaders: NDArray[np.integer]) -> None:
         """`_push_plain` of units of one manager, or of managers whose units have one id."""
         members, first = self._members[manager], self._num_plain
         ids = leaders if members is None else members[leaders].T.ravel()
