@@ -165,8 +165,8 @@ class LLM:
         specs = (group.spec for group in self.plan.groups)
         if any(isinstance(spec, MambaSpec) and "bfloat16" in spec.dtypes[1:] for spec in specs):
             logger.warning(
-                "recurrent states are kept in bfloat16, as in vLLM: they are rounded where a prompt is divided "
-                "or resumed, and answers can depend on that; with state_dtype float32 they are not rounded"
+                "recurrent states are kept in bfloat16, as in vLLM: they are rounded where a prompt is "
+                "divided or resumed, and answers can depend on that; with state_dtype float32 they are not"
             )
 
     def warm_up(self, *, progress: bool = False) -> None:
