@@ -106,6 +106,8 @@ def run(args: argparse.Namespace) -> int:
         return _check_engine(args)
     load = _loader(args)
     # Told before the replay, which may be long.
+    _refuse_unwritable("--json", args.json)
+    _refuse_unwritable("--html", args.html)
     draw = None if args.html is None else _drawer(args.html)
     reports = _run(args, load)
     failed = [report for report in reports if "error" in report]
@@ -141,6 +143,21 @@ def _drawer(path: str) -> Callable[[list[dict[str, Any]]], None]:
 def _headed(report: dict[str, Any]) -> str:
     setting = report["asked"].get("sweep")
     return (f"== {setting}\n" if setting else "") + format_report(report)
+
+
+def _refuse_unwritable(option: str, path: str | None) -> None:
+    if path is None or (option == "--json" and path == "-"):
+        return
+    file = Path(path)
+    if file.is_dir():
+        reason = "it is a folder"
+    elif not file.parent.is_dir():
+        reason = f"there is no folder {file.parent}"
+    elif not os.access(file if file.exists() else file.parent, os.W_OK):
+        reason = "permission denied"
+    else:
+        return
+    raise JaxkvError(f"cannot write {option} {path}: {reason}")
 
 
 def _write(option: str, path: str, text: str) -> None:
@@ -304,6 +321,7 @@ def _check_engine(args: argparse.Namespace) -> int:
     if others:
         raise JaxkvError(f"--engine does not take {', '.join(f'--{n.replace("_", "-")}' for n in others)}")
     load = _loader(args)
+    _refuse_unwritable("--json", args.json)
     try:
         from jaxkv.engine.llm import LLM
         from jaxkv.engine.trace_check import check_trace

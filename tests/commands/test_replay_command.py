@@ -63,6 +63,22 @@ def test_a_sweep_replays_every_combination(tmp_path: Path, capsys: pytest.Captur
     assert "memory 1KiB, retention sparse: " in capsys.readouterr().out
 
 
+def test_files_that_cannot_be_written_are_refused_before_the_replay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def replays(*args: object) -> object:
+        raise AssertionError("a replay began")
+
+    monkeypatch.setattr("jaxkv.commands.replay._run", replays)
+    monkeypatch.setattr("jaxkv.commands.replay._drawer", replays)
+    missing = tmp_path / "missing" / "file"
+    for option in ("--json", "--html"):
+        assert run(*MOONCAKE, "--infinite", option, str(tmp_path)) == 2
+        assert f"cannot write {option} {tmp_path}: it is a folder" in capsys.readouterr().err
+        assert run(*MOONCAKE, "--infinite", option, str(missing)) == 2
+        assert f"there is no folder {missing.parent}" in capsys.readouterr().err
+
+
 def test_an_interrupt_prints_what_was_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
