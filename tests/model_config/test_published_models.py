@@ -170,11 +170,9 @@ def test_an_unknown_architecture_names_the_keys_that_were_looked_for() -> None:
         assert part in str(error.value)
 
 
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
+@pytest.mark.parametrize("name", [name for name in sorted(PUBLISHED) if read(name).get("architectures")])
 def test_a_file_without_model_type_is_known_by_its_class(name: str) -> None:
     config = read(name)
-    if not config.get("architectures"):
-        pytest.skip("the file names no class")
     whole = model_cache_from_config(config, name)
     without = {key: value for key, value in config.items() if key != "model_type"}
     assert model_cache_from_config(without, name).layers == whole.layers
