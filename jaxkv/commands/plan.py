@@ -2,9 +2,9 @@
 
 import argparse
 import json
-from pathlib import Path
 
 from jaxkv.accelerators import ACCELERATORS
+from jaxkv.commands.files import write_file
 from jaxkv.commands.plan_inputs import study_of
 from jaxkv.errors import JaxkvError
 from jaxkv.kv_cache_dtype import KV_CACHE_DTYPES
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
         raise JaxkvError("give either models or --layers FILE")
     studies = [study_of(args, model) for model in models or [None]]
     if args.html is not None:
-        _write(args.html, html_page(studies))
+        write_file("--html", args.html, html_page(studies))
     if args.json:
         reports = [study_report(study) for study in studies]
         print(json.dumps(reports[0] if len(reports) == 1 else reports, indent=1))
@@ -112,10 +112,3 @@ def run(args: argparse.Namespace) -> int:
     else:
         print("\n\n".join(format_study(study) for study in studies))
     return 0
-
-
-def _write(path: str, page: str) -> None:
-    try:
-        Path(path).write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise JaxkvError(f"cannot write --html {path}: {error.strerror}") from None

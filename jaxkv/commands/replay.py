@@ -10,6 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from jaxkv.commands.files import refuse_unwritable, write_file
 from jaxkv.commands.plan import add_machine, add_serving
 from jaxkv.commands.plan_inputs import DEFAULT_MEMORY, inputs_of
 from jaxkv.errors import JaxkvError
@@ -106,8 +107,7 @@ def run(args: argparse.Namespace) -> int:
         return _check_engine(args)
     load = _loader(args)
     # Told before the replay, which may be long.
-    _refuse_unwritable("--json", args.json)
-    _refuse_unwritable("--html", args.html)
+    _refuse_unwritable(args)
     draw = None if args.html is None else _drawer(args.html)
     reports = _run(args, load)
     failed = [report for report in reports if "error" in report]
@@ -116,14 +116,11 @@ def run(args: argparse.Namespace) -> int:
     measured = [report for report in reports if "error" not in report]
     if draw is not None and measured:
         draw(measured)
-    if args.json is not None:
-        text = json.dumps(reports[0] if args.sweep is None else {"sweep": reports}, indent=1)
-        if args.json == "-":
-            print(text)
-        else:
-            _write("--json", args.json, text + "\n")
-    if args.json != "-":
-        print("\n\n".join(_headed(report) for report in measured))
+    _print_report(
+        args.json,
+        reports[0] if args.sweep is None else {"sweep": reports},
+        lambda: "\n\n".join(_headed(report) for report in measured),
+    )
     if any(report["partial"] for report in measured):
         return INTERRUPTED
     return 0 if measured else IMPOSSIBLE
@@ -137,7 +134,7 @@ def _drawer(path: str) -> Callable[[list[dict[str, Any]]], None]:
         raise JaxkvError(
             f"--html needs {error.name}, which is not installed: pip install 'jaxkv[lab]'"
         ) from None
-    return lambda reports: _write("--html", path, report_page(reports))
+    return lambda reports: write_file("--html", path, report_page(reports))
 
 
 def _headed(report: dict[str, Any]) -> str:
@@ -145,26 +142,19 @@ def _headed(report: dict[str, Any]) -> str:
     return (f"== {setting}\n" if setting else "") + format_report(report)
 
 
-def _refuse_unwritable(option: str, path: str | None) -> None:
-    if path is None or (option == "--json" and path == "-"):
+def _print_report(path: str | None, report: dict[str, Any], text: Callable[[], str]) -> None:
+    """To standard output as JSON where --json is "-"; else as text, and as JSON to the file of --json."""
+    if path == "-":
+        print(json.dumps(report, indent=1))
         return
-    file = Path(path)
-    if file.is_dir():
-        reason = "it is a folder"
-    elif not file.parent.is_dir():
-        reason = f"there is no folder {file.parent}"
-    elif not os.access(file if file.exists() else file.parent, os.W_OK):
-        reason = "permission denied"
-    else:
-        return
-    raise JaxkvError(f"cannot write {option} {path}: {reason}")
+    if path is not None:
+        write_file("--json", path, json.dumps(report, indent=1) + "\n")
+    print(text())
 
 
-def _write(option: str, path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise JaxkvError(f"cannot write {option} {path}: {error.strerror}") from None
+def _refuse_unwritable(args: argparse.Namespace) -> None:
+    refuse_unwritable("--json", None if args.json == "-" else args.json)
+    refuse_unwritable("--html", args.html)
 
 
 # The trace
@@ -321,10 +311,10 @@ def _check_engine(args: argparse.Namespace) -> int:
     if others:
         raise JaxkvError(f"--engine does not take {', '.join(f'--{n.replace("_", "-")}' for n in others)}")
     load = _loader(args)
-    _refuse_unwritable("--json", args.json)
+    _refuse_unwritable(args)
     try:
         from jaxkv.engine.llm import LLM
-        from jaxkv.engine.trace_check import check_trace
+        from jaxkv.engine.trace_check import check_trace, format_check
     except ModuleNotFoundError as error:
         raise JaxkvError(
             f"--engine needs {error.name}, which is not installed: pip install 'jaxkv[engine]'"
@@ -342,22 +332,8 @@ def _check_engine(args: argparse.Namespace) -> int:
         progress=True,
     )
     checked = check_trace(llm, load(), args.clock)
-    if args.json is not None:
-        text = json.dumps({"engine": checked.engine, "simulated": checked.simulated}, indent=1)
-        if args.json == "-":
-            print(text)
-        else:
-            _write("--json", args.json, text + "\n")
-    if args.json != "-":
-        print(f"{'':24}{'engine':>15}{'replay':>15}")
-        for name, value in checked.engine.items():
-            other = checked.simulated[name]
-            if isinstance(value, list):
-                equal = sum(a == b for a, b in zip(value, other, strict=True))
-                print(f"{name:24}{f'{equal:,} of {len(value):,} are equal':>30}")
-            else:
-                print(f"{name:24}{value:>15,}{other:>15,}")
-        print("equal" if not checked.differing else f"different: {', '.join(checked.differing)}")
+    counters = {"engine": checked.engine, "simulated": checked.simulated}
+    _print_report(args.json, counters, lambda: format_check(checked))
     return 1 if checked.differing else 0
 
 

@@ -83,6 +83,20 @@ def check_trace(llm: LLM, trace: Trace, clock: str) -> TraceCheck:
     )
 
 
+def format_check(checked: TraceCheck) -> str:
+    """The counters of both sides as a table, and which differ."""
+    lines = [f"{'':24}{'engine':>15}{'replay':>15}"]
+    for name, value in checked.engine.items():
+        other = checked.simulated[name]
+        if isinstance(value, list):
+            equal = sum(a == b for a, b in zip(value, other, strict=True))
+            lines.append(f"{name:24}{f'{equal:,} of {len(value):,} are equal':>30}")
+        else:
+            lines.append(f"{name:24}{value:>15,}{other:>15,}")
+    lines.append("equal" if not checked.differing else f"different: {', '.join(checked.differing)}")
+    return "\n".join(lines)
+
+
 def _readable(request: TraceRequest, llm: LLM) -> TraceRequest:
     content = request.content
     if not isinstance(content, Tokens):

@@ -3,6 +3,7 @@
 import inspect
 import json
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -66,6 +67,23 @@ def write_tiny(family: str, folder: Path, **keys: str) -> Path:
     return folder
 
 
+class Both(NamedTuple):
+    """An engine, and the report of `jaxkv plan` for the same settings."""
+
+    llm: LLM
+    planned: dict[str, Any]
+
+
+def allocated_and_planned(folder: Path, capsys: pytest.CaptureFixture[str], **settings: Any) -> Both:
+    """With small sizes; `settings` are called alike on both sides."""
+    sizes: dict[str, Any] = {"max_model_len": 64, "max_num_seqs": 1, "max_num_batched_tokens": 32}
+    llm = LLM(str(folder), memory="2MiB", warm_up=False, **sizes, **settings)
+    words = {"memory": "2MiB"} | sizes | settings
+    options = [word for name, value in words.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    assert main(["plan", str(folder), "--json", *options]) == 0
+    return Both(llm, json.loads(capsys.readouterr().out))
+
+
 def state_dtypes(llm: LLM) -> set[str]:
     """The dtypes of the states that accumulate."""
     specs = [group.spec for group in llm.plan.groups]
@@ -80,23 +98,7 @@ def test_the_command_plans_what_the_engine_allocates(
 ) -> None:
     folder = write_tiny(family, tmp_path / "model")
     dtype, state_dtype = dtypes
-    llm = LLM(
-        str(folder),
-        dtype=dtype,
-        state_dtype=state_dtype,
-        policy=policy,
-        memory="2MiB",
-        max_model_len=64,
-        max_num_seqs=1,
-        max_num_batched_tokens=32,
-        warm_up=False,
-    )
-    options = (
-        f"--dtype {dtype} --state-dtype {state_dtype} --policy {policy} --memory 2MiB --max-model-len 64"
-    )
-    serving = "--max-num-seqs 1 --max-num-batched-tokens 32"
-    assert main(["plan", str(folder), "--json", *options.split(), *serving.split()]) == 0
-    planned = json.loads(capsys.readouterr().out)
+    llm, planned = allocated_and_planned(folder, capsys, dtype=dtype, state_dtype=state_dtype, policy=policy)
     assert llm.engine.runner.pages.nbytes == planned["pool_bytes"]
     assert [
         (list(group.layer_names), group.block_size, group.spec.page_size_bytes, group.blocks_per_state)
@@ -114,21 +116,7 @@ def test_the_command_plans_keys_and_values_as_the_engine_keeps_them(
 ) -> None:
     """Recurrent states keep their dtypes; pages hold what the layout needs and no more than the plan says."""
     folder = write_tiny(family, tmp_path / "model")
-    llm = LLM(
-        str(folder),
-        dtype="float32",
-        kv_cache_dtype=kept,
-        policy=policy,
-        memory="2MiB",
-        max_model_len=64,
-        max_num_seqs=1,
-        max_num_batched_tokens=32,
-        warm_up=False,
-    )
-    options = f"--dtype float32 --kv-cache-dtype {kept} --policy {policy} --memory 2MiB --max-model-len 64"
-    serving = "--max-num-seqs 1 --max-num-batched-tokens 32"
-    assert main(["plan", str(folder), "--json", *options.split(), *serving.split()]) == 0
-    planned = json.loads(capsys.readouterr().out)
+    llm, planned = allocated_and_planned(folder, capsys, dtype="float32", kv_cache_dtype=kept, policy=policy)
     assert llm.engine.runner.pages.nbytes == planned["pool_bytes"]
     assert [group.spec.page_size_bytes for group in llm.plan.groups] == [
         group["page_size_bytes"] for group in planned["groups"]

@@ -1,33 +1,19 @@
 """The script for accelerators: refuses a machine without one; its measuring runs on a CPU at small sizes."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
-SCRIPT = Path(__file__).parents[2] / "scripts" / "check_device.py"
-
-
-def check(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-    )
+from tests.scripts.running import run_script
 
 
 def test_a_machine_without_an_accelerator_is_said_to_be_one():
-    done = check()
+    done = run_script("check_device.py")
     assert done.returncode == 2
     assert "no accelerator here: JAX sees cpu" in done.stderr
     assert not done.stdout
 
 
 def test_operations_are_compared_and_timed():
-    done = check("--platform", "cpu", "--quick", "--json", "--only", "27b/4 write")
+    done = run_script("check_device.py", "--platform", "cpu", "--quick", "--json", "--only", "27b/4 write")
     assert done.returncode == 0, done.stderr
     limits, *rows = map(json.loads, done.stdout.splitlines())
     assert limits["bandwidth"] > 0
