@@ -1,11 +1,11 @@
 """Measures the engine: decode and prefill speed, time to first token with and without a prefix hit.
 
-    python scripts/bench_engine.py [--json] [--torch-python PATH] [--dtype float32 --dtype bfloat16]
-                                   [--rounds 3] [--case decode_8]
+    python scripts/bench_engine.py [--json] [--torch-python PATH] [--llama-python PATH] [--rounds 3]
+                                   [--dtype float32 --dtype bfloat16] [--case decode_8]
 
 With --torch-python (a Python that has torch, transformers, gguf and accelerate) every round also asks
-transformers, on the same dequantised weights, so that both sides see the same machine; figures are medians
-over rounds, ratios of medians.
+transformers, with --llama-python (one that has llama-cpp-python and gguf) llama.cpp, on the same dequantised
+weights, so that all sides see the same machine; figures are medians over rounds, ratios of medians.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from jaxkv.engine.loading import load_model
 from jaxkv.engine.loading.packaged import gemma3_270m
 from jaxkv.engine.outputs import RequestOutput
 
-PEER = Path(__file__).parent / "bench_engine" / "transformers_peer.py"
+PEERS = Path(__file__).parent / "bench_engine"
 MAX_NUM_SEQS = 8
 CHUNK = 1024
 LONG_PROMPT = 8192
@@ -97,12 +97,13 @@ class Ours:
 
 
 class Peer:
-    """transformers in its own process. Where that one dies, this one ends with what it wrote last."""
+    """Another engine in its own process. Where that one dies, this one ends with what it wrote last."""
 
-    def __init__(self, python: str, dtype: str) -> None:
+    def __init__(self, name: str, python: str, dtype: str) -> None:
+        self._name = name
         self._complaints = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 (closed by close)
         self._process = subprocess.Popen(
-            [python, str(PEER), str(os.cpu_count())],
+            [python, str(PEERS / f"{name}_peer.py"), str(os.cpu_count())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
@@ -120,7 +121,7 @@ class Peer:
         if not line:
             last = self.close()
             code = self._process.returncode
-            raise SystemExit(f"the transformers process ended with code {code}; it wrote last:\n{last}")
+            raise SystemExit(f"the {self._name} process ended with code {code}; it wrote last:\n{last}")
         return json.loads(line)
 
     def close(self) -> str:
@@ -138,11 +139,12 @@ def _first_token(output: RequestOutput) -> float:
 
 
 def measure(dtype: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
-    """Medians by case and side, e.g. result["decode_8"]["jaxkv"]; and their ratio where both sides were
-    asked.
+    """Medians by case and figure, e.g. result["decode_8"]["tokens_per_second"]; those of another engine begin
+    with its name, its ratio is ours over its.
     """
     ours = Ours(args.model, dtype, args.memory)
-    peer = Peer(args.torch_python, dtype) if args.torch_python else None
+    pythons = {"transformers": args.torch_python, "llama": args.llama_python}
+    peers = {name: Peer(name, python, dtype) for name, python in pythons.items() if python}
     cases: dict[str, tuple[Callable[[], dict[str, float]], tuple[str, dict[str, int]] | None]] = {
         f"decode_{batch}": (
             lambda batch=batch: ours.decode(batch),
@@ -163,21 +165,23 @@ def measure(dtype: str, args: argparse.Namespace) -> dict[str, dict[str, float]]
             if not round_number and case == LONG_CASE and f"prefill_{CHUNK}" in cases:
                 continue  # the same steps as the shorter prompt's, only more of them
             measured = dict(run())
-            if peer is not None and question is not None:
-                answer = peer.ask(question[0], **question[1])
-                measured |= {f"transformers_{name}": value for name, value in answer.items()}
+            if question is not None:
+                for name, peer in peers.items():
+                    answer = peer.ask(question[0], **question[1])
+                    measured |= {f"{name}_{figure}": value for figure, value in answer.items()}
             if round_number:  # the first round warms caches of both sides
                 for name, value in measured.items():
                     samples[case].setdefault(name, []).append(value)
-    if peer is not None:
+    for peer in peers.values():
         peer.close()
     result = {
         case: {name: statistics.median(values) for name, values in by_name.items()}
         for case, by_name in samples.items()
     }
     for figures in result.values():
-        if "transformers_tokens_per_second" in figures:
-            figures["ratio"] = figures["tokens_per_second"] / figures["transformers_tokens_per_second"]
+        for name in peers:
+            if f"{name}_tokens_per_second" in figures:
+                figures[f"{name}_ratio"] = figures["tokens_per_second"] / figures[f"{name}_tokens_per_second"]
     return result
 
 
@@ -192,6 +196,9 @@ def main() -> None:
     parser.add_argument("--memory", default="512MiB", help="of the cache (default 512MiB)")
     parser.add_argument(
         "--torch-python", metavar="PATH", help="a Python with torch, to measure transformers too"
+    )
+    parser.add_argument(
+        "--llama-python", metavar="PATH", help="a Python with llama-cpp-python, to measure llama.cpp too"
     )
     parser.add_argument(
         "--case", action="append", choices=CASES, help="measure this; may be repeated (default: everything)"

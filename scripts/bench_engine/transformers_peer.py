@@ -8,13 +8,13 @@ file). Each line read is a JSON request, each line written its answer:
     {"do": "prefill", "prompt": 1024}                         -> {"tokens_per_second": ..., "seconds": ...}
 """
 
-import json
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import torch  # pyright: ignore[reportMissingImports] (in an environment of its own)
+from answering import answer
 from transformers import (  # pyright: ignore[reportMissingImports]
     AutoModelForCausalLM,
     DynamicCache,
@@ -56,16 +56,7 @@ class Peer:
         return {"tokens_per_second": prompt / seconds, "seconds": seconds}
 
 
-def main() -> None:
+if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[1]))
     torch.manual_seed(0)
-    peer = Peer()
-    answers, sys.stdout = sys.stdout, sys.stderr
-    for line in sys.stdin:
-        request = json.loads(line)
-        answer = getattr(peer, request.pop("do"))(**request)
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    answer(Peer())
