@@ -6,3 +6,7 @@ class JaxkvError(ValueError):
 
     Raised before anything is changed. The command line prints the message and exits with code 2.
     """
+
+
+class NoMemoryError(JaxkvError):
+    """A machine's memory is too small for what is asked: with another machine the same input is good."""

@@ -13,7 +13,7 @@ from typing import Any
 from jaxkv.commands.files import refuse_unwritable, write_file
 from jaxkv.commands.plan import add_machine, add_serving
 from jaxkv.commands.plan_inputs import DEFAULT_MEMORY, inputs_of
-from jaxkv.errors import JaxkvError
+from jaxkv.errors import JaxkvError, NoMemoryError
 from jaxkv.eviction import DEFAULT_POLICY, POLICIES
 from jaxkv.lab.flops import model_cost
 from jaxkv.lab.generator import PATTERNS, generate
@@ -203,12 +203,19 @@ def _run(args: argparse.Namespace, load: Callable[[], Trace]) -> list[dict[str, 
         finally:
             bar.close()
     settings = _combinations(args)
-    jobs = [_job(changed, trace, words) for changed, words in settings]
+    jobs, reports = [], []
+    for changed, words in settings:
+        try:
+            jobs.append(_job(changed, trace, words))
+        except NoMemoryError as error:
+            reports.append({"asked": {**_asked(changed), "sweep": words}, "error": str(error)})
     bar = ProgressBar("replays")
     try:
-        return run_sweep(jobs, load, max(1, min(args.jobs, len(jobs))), lambda done: bar(done, len(jobs)))
+        reports += run_sweep(jobs, load, max(1, min(args.jobs, len(jobs))), lambda done: bar(done, len(jobs)))
     finally:
         bar.close()
+    order = {words: place for place, (_, words) in enumerate(settings)}
+    return sorted(reports, key=lambda report: order[report["asked"]["sweep"]])
 
 
 def _combinations(args: argparse.Namespace) -> list[tuple[argparse.Namespace, str]]:
@@ -254,7 +261,7 @@ def _job(args: argparse.Namespace, trace: Trace, sweep: str | None) -> Job:
         raise JaxkvError(f"--fits must be more than 0 and finite, got {args.fits}")
     if (args.model is None) == (args.layers is None):
         raise JaxkvError("give either --model MODEL or --layers FILE")
-    asked = {name: value for name, value in vars(args).items() if name not in _NOT_ASKED}
+    asked = _asked(args)
     args = argparse.Namespace(**vars(args))
     if args.block_size is None:
         args.block_size = trace.block_size or GENERATED_BLOCK
@@ -279,6 +286,11 @@ def _job(args: argparse.Namespace, trace: Trace, sweep: str | None) -> Job:
         keep_everything=args.infinite,
         about={**asked, "sweep": sweep},
     )
+
+
+def _asked(args: argparse.Namespace) -> dict[str, Any]:
+    """The options that decide a replay, for its report."""
+    return {name: value for name, value in vars(args).items() if name not in _NOT_ASKED}
 
 
 _NOT_ASKED = ("command", "json", "html", "verify", "engine", "sweep", "jobs")

@@ -171,6 +171,7 @@ def format_report(report: dict[str, Any]) -> str:
         f"{report['model']}, {plan['policy']}: {format_bytes(plan['bytes'])}, "
         f"{plan['usable_blocks']:,} blocks, room for "
         f"{plan['requests_of_maximum_length']:.2f} requests of {plan['max_model_len']:,} tokens",
+        f"hits end at multiples of {plan['hit_alignment']:,} tokens",
         "",
         f"token hit rate {report['token_hit_rate']:.4f}, block hit rate {report['block_hit_rate']:.4f}",
         f"  hit                                    {share(report['tokens']['hit'])}",

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from jaxkv.accelerators import Accelerator, find_accelerator
-from jaxkv.errors import JaxkvError
+from jaxkv.errors import JaxkvError, NoMemoryError
 from jaxkv.memory_size import format_bytes
 from jaxkv.planning.plan import CachePlan
 
@@ -75,7 +75,7 @@ class MemoryBudget:
 
 
 def memory_budget(machine: Machine, weight_bytes: int, activation_bytes: int) -> MemoryBudget:
-    """Divides a chip's memory. Raises JaxkvError, with the shortfall, where nothing is left for the cache.
+    """Divides a chip's memory. Raises NoMemoryError, with the shortfall, where nothing is left for the cache.
 
     weight_bytes: of the whole model; tensor parallelism divides them.
     """
@@ -89,7 +89,7 @@ def memory_budget(machine: Machine, weight_bytes: int, activation_bytes: int) ->
         activation_bytes=activation_bytes,
     )
     if budget.cache_bytes <= 0:
-        raise JaxkvError(
+        raise NoMemoryError(
             f"no memory is left for the cache: {budget.weight_bytes / 2**30:.2f} GiB of weights and "
             f"{budget.activation_bytes / 2**30:.2f} GiB of activations on a chip with "
             f"{(budget.chip_bytes - budget.runtime_bytes) / 2**30:.2f} GiB usable are "

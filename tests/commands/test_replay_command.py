@@ -63,6 +63,21 @@ def test_a_sweep_replays_every_combination(tmp_path: Path, capsys: pytest.Captur
     assert "memory 1KiB, retention sparse: " in capsys.readouterr().out
 
 
+def test_a_sweep_goes_on_where_weights_do_not_fit_a_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "sweep.json"
+    words = ["--weights", "40GiB", "--jobs", "1", "--json", str(path), "--sweep"]
+    assert run(*MADE_UP, *words, "accelerator=tpu-v5e:tpu-v5p:tpu-v6e") == 0
+    reports = json.loads(path.read_text())["sweep"]
+    assert [report["asked"]["sweep"] for report in reports] == [
+        f"accelerator {chip}" for chip in ("tpu-v5e", "tpu-v5p", "tpu-v6e")
+    ]
+    assert ["no memory is left" in report.get("error", "") for report in reports] == [True, False, True]
+    assert "accelerator tpu-v6e: no memory is left" in capsys.readouterr().out
+    assert run(*MADE_UP, *words, "accelerator=tpu-v5e:tpu-v6e") == 2
+
+
 def test_files_that_cannot_be_written_are_refused_before_the_replay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
