@@ -31,6 +31,7 @@ from pallas_kernels.quantised import QUANTISED_DTYPES, numbers_of_byte, pack_byt
 
 LANES = 128
 TILE_ROWS = 8
+KEY_SCALES = 1  # of pages of 8 bits: the plane of K's scales, behind which V's lie
 DTYPES = ("bfloat16", "float32", *QUANTISED_DTYPES)
 
 
@@ -154,6 +155,11 @@ class AttentionPageLayout:
     def used_words(self) -> int:
         """Words of a page that hold K and V."""
         return self.num_kv_heads * self.head_words
+
+    @property
+    def used_rows(self) -> int:
+        """Rows of a page that hold K and V."""
+        return -(-self.used_words // LANES)
 
     def first_word[N: (int, jax.Array)](self, head: N, plane: int) -> N:
         """The first word of a head's plane; token t begins `t * token_words[plane]` after it."""

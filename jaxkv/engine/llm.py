@@ -40,7 +40,7 @@ class LLM:
     kv_cache_dtype: of keys and values, "bfloat16", "float32", "fp8", "int8" (or vLLM's longer names of these,
       see `jaxkv.kv_cache_dtype`) or "auto", which is `dtype`. In fp8 (e4m3) and int8 each token and head has
       a float32 scale for K and one for V, in the page; recurrent states stay as they are. The TPU kernels
-      serve these in blocks of 128 tokens or a multiple (`block_size`).
+      serve these in blocks of 16, 32 or 64 tokens, or a multiple of 128 (`block_size`).
     state_dtype: of recurrent states that accumulate (Mamba, gated DeltaNet), "bfloat16", "float32" or "auto",
       which is what the config says, else `dtype`, as in vLLM. A state in bfloat16 is rounded where a prompt
       is divided or resumed, and answers can depend on that (a warning says so); in float32 it takes twice

@@ -70,7 +70,7 @@ def attend_decodes(
     None.
     """
     count, products, rows, width = q.shape
-    used_rows = settings.layout.used_words // LANES
+    used_rows = settings.layout.used_rows
     out_rows, out_width = plan.math.place_rows, plan.math.loader.result_width
     tops = jnp.full((products, rows, LANES), HIDDEN, jnp.float32) if sinks is None else sinks
     return pl.pallas_call(

@@ -1,15 +1,12 @@
 """Sizes of the decode kernel's buffers, from the shape of a layer and of a step."""
 
-import math
-
 import jax.numpy as jnp
 
-from pallas_kernels.layout import AttentionPageLayout
+from pallas_kernels.layout import LANES, AttentionPageLayout
 from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu.chip import vmem_capacity, vmem_limit
 from pallas_kernels.tpu.decode import DecodePlan
 from pallas_kernels.tpu.decode_math import DecodeMath
-from pallas_kernels.tpu.operands import PAIRED_ROWS
 from pallas_kernels.tpu.tuning import Sizes, sizes_of
 
 RULE = Sizes(tokens=2048, most=8)  # of a run; runs of a step
@@ -33,15 +30,14 @@ def plan_decode(
     group = q_heads // layout.num_kv_heads
     maths = DecodeMath.of(settings, group, dtype)
     sizes = sizes_of("decode", settings, group, LATENT_RULE if layout.latent else RULE)
-    page_bytes = layout.used_words * 4
+    page_bytes = layout.used_rows * LANES * 4
     most = table_width
     if settings.span is not None:
         most = min(most, (settings.span - 2) // layout.block_size + 2)
     step_bytes = min(_with_scales(STEP_BYTES, layout), vmem_capacity() // STEP_SHARE)
     run_bytes = min(LATENT_RUN_BYTES if layout.latent else _with_scales(RUN_BYTES, layout), step_bytes)
     pages = max(min(sizes.tokens // layout.block_size, run_bytes // page_bytes, most), 1)
-    whole_tiles = math.lcm(maths.loader.page_units, PAIRED_ROWS) // maths.loader.page_units
-    pages = -(-pages // whole_tiles) * whole_tiles
+    pages = -(-pages // maths.loader.whole_pages) * maths.loader.whole_pages
     run_tokens, run_bytes = pages * layout.block_size, pages * page_bytes
     runs = max(min(STEP_TOKENS // run_tokens, step_bytes // run_bytes, sizes.most), 1)
     query_bytes = maths.products * maths.rows * maths.loader.key_width * dtype.itemsize

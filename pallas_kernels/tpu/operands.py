@@ -19,7 +19,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.layout import LANES, AttentionPageLayout, float_of
+from pallas_kernels.layout import KEY_SCALES, LANES, AttentionPageLayout, float_of
 from pallas_kernels.tpu.joining import Joining
 from pallas_kernels.tpu.places import Places
 
@@ -80,6 +80,11 @@ class OperandLoader:
     def page_units(self) -> int:
         """Units of one page."""
         return self.layout.block_size // self.places.count
+
+    @property
+    def whole_pages(self) -> int:
+        """Pages whose operands are whole tiles together."""
+        return lcm(self.page_units, PAIRED_ROWS) // self.page_units
 
     @cached_property
     def joining(self) -> Joining:
@@ -218,12 +223,22 @@ def clear_run(
 def _clear_page(page, layout: AttentionPageLayout, start: jax.Array, stop: jax.Array) -> None:
     """Zeroes the words of tokens outside [start, stop) of a page `[rows, 128]` in VMEM."""
     for head in range(layout.num_kv_heads):
-        for plane, size in enumerate(layout.token_words):
+        for plane, size in enumerate(
+            layout.token_words[:KEY_SCALES] if layout.is_quantised else layout.token_words
+        ):
             first = layout.first_word(head, plane) // LANES
             rows = slice(first, first + layout.block_size * size // LANES)
-            words = page[rows]
-            word = lax.broadcasted_iota(jnp.int32, words.shape, 0) * LANES + _lanes_of(words)
-            page[rows] = jnp.where((word >= start * size) & (word < stop * size), words, jnp.uint32(0))
+            word = _words_of(page[rows])
+            page[rows] = jnp.where((word >= start * size) & (word < stop * size), page[rows], jnp.uint32(0))
+    if layout.is_quantised:  # a row may have scales of several heads
+        rows = slice(layout.first_word(0, KEY_SCALES) // LANES, layout.used_rows)
+        token = _words_of(page[rows]) % layout.block_size
+        page[rows] = jnp.where((token >= start) & (token < stop), page[rows], jnp.uint32(0))
+
+
+def _words_of(x: jax.Array) -> jax.Array:
+    """The number of each word of `x [rows, 128]`."""
+    return lax.broadcasted_iota(jnp.int32, x.shape, 0) * LANES + _lanes_of(x)
 
 
 def _lanes_of(x: jax.Array) -> jax.Array:

@@ -60,7 +60,7 @@ def attend_tiles(
     `sinks [Hkv, rows, 128]` are the rows' tops before anything is seen, or None.
     """
     count, heads, rows, width = q.shape
-    used_rows = plan.math.loader.layout.used_words // LANES
+    used_rows = plan.math.loader.layout.used_rows
     out_rows, out_width = plan.math.place_rows, plan.math.loader.result_width
     tops = jnp.full((heads, rows, LANES), HIDDEN, jnp.float32) if sinks is None else sinks
 

@@ -1,7 +1,5 @@
 """Sizes of the prefill kernel's tiles and buffers, from the shape of a layer and of a step."""
 
-import math
-
 import jax.numpy as jnp
 
 from pallas_kernels.layout import LANES
@@ -26,12 +24,11 @@ def plan_prefill(
     layout = settings.layout
     sizes = sizes_of("prefill", settings, group, RULE)
     loader = loader_of(layout, dtype, apart=True)
-    page_bytes = layout.used_words * 4
+    page_bytes = layout.used_rows * LANES * 4
     row_bytes = layout.num_kv_heads * loader.places.count * (loader.value_width + 2 * LANES) * 4
     tile = max(1, min(sizes.most // group, vmem_capacity() // TILE_SHARE // row_bytes // group, tokens))
     pages = max(min(sizes.tokens // layout.block_size, CHUNK_BYTES // page_bytes, table_width), 1)
-    whole_tiles = math.lcm(loader.page_units, PAIRED_ROWS) // loader.page_units
-    pages = -(-pages // whole_tiles) * whole_tiles
+    pages = -(-pages // loader.whole_pages) * loader.whole_pages
     place_rows = -(-tile * group // PAIRED_ROWS) * PAIRED_ROWS
     return PrefillPlan(
         math=PrefillMath(settings, loader, group, place_rows),

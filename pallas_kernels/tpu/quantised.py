@@ -14,14 +14,15 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.layout import LANES, AttentionPageLayout, float_of
+from pallas_kernels.layout import LANES, AttentionPageLayout
 from pallas_kernels.tpu.halved_places import HalvedPlaces
 from pallas_kernels.tpu.operands import SUBLANES, Operands
 from pallas_kernels.tpu.places import Places
+from pallas_kernels.tpu.scale_rows import ScaleRows
 
 PACKED_ROWS = 32  # rows of one packed 8-bit tile
 SMALLEST_HEAD = 64
-_KEY_SCALES = 1  # the plane of K's scales, behind which V's lie
+BLOCKS_BELOW_A_ROW = (16, 32, 64)  # of pages whose scales share rows
 
 
 class Scales(NamedTuple):
@@ -33,7 +34,7 @@ class Scales(NamedTuple):
 
 @dataclass(frozen=True)
 class QuantisedLoader:
-    """Like `OperandLoader`, for pages of 8-bit numbers whose blocks are whole rows of scales."""
+    """Like `OperandLoader`, for pages of 8-bit numbers."""
 
     layout: AttentionPageLayout
     dtype: jnp.dtype
@@ -64,8 +65,10 @@ class QuantisedLoader:
         size, block_size = self.layout.head_size, self.layout.block_size
         if size < SMALLEST_HEAD or max(size, 2 * LANES) % min(size, 2 * LANES):
             return f"heads of {size} in 8 bits are neither {SMALLEST_HEAD}, 128 nor multiples of 256"
-        if block_size % LANES:
-            return f"block_size {block_size} in 8 bits is not a multiple of {LANES}, a row of scales"
+        if block_size % LANES and block_size not in BLOCKS_BELOW_A_ROW:
+            return (
+                f"block_size {block_size} in 8 bits is none of {BLOCKS_BELOW_A_ROW} or whole rows of {LANES}"
+            )
         return None
 
     @property
@@ -87,6 +90,16 @@ class QuantisedLoader:
     def page_units(self) -> int:
         """Units of one page."""
         return self.layout.block_size // self.places.count
+
+    @property
+    def whole_pages(self) -> int:
+        """Pages whose operands and scales are whole tiles together."""
+        return self.scale_rows.pages
+
+    @cached_property
+    def scale_rows(self) -> ScaleRows:
+        """Where the scales are."""
+        return ScaleRows(self.layout)
 
     @property
     def shifts(self) -> int:
@@ -119,7 +132,7 @@ class QuantisedLoader:
         for first in range(0, rows, LANES):
             columns = min(LANES, rows - first)
             sources = [
-                self._scale_rows(buffer, first * count // LANES + source)
+                self.scale_rows.load(buffer, first * count // LANES + source)
                 for source in range(columns * count // LANES)
             ]
             tiles.append([self._in_row_order(sources, token)[:, :columns] for token in range(count)])
@@ -174,21 +187,14 @@ class QuantisedLoader:
         mixed = self.dtype == jnp.bfloat16 and numbers.dtype == jnp.float8_e4m3fn
         return numbers if mixed else numbers.astype(self.dtype)
 
-    def _scale_rows(self, buffer, row: int) -> jax.Array:
-        """Row number `row` of 128 tokens of a run: their scales `[2 * heads, 128]`, of K, then of V."""
-        page_rows = self.layout.block_size // LANES
-        page, row_of_page = divmod(row, page_rows)
-        first = self.layout.first_word(0, _KEY_SCALES) // LANES + row_of_page
-        rows = pl.ds(first, 2 * self.layout.num_kv_heads, stride=page_rows)
-        return float_of(buffer[page, rows])
-
     def _in_row_order(self, sources: list[jax.Array], first: int) -> jax.Array:
         """Scales of token number `first` of each of 128 rows, from rows in the order of tokens."""
         lane = lax.broadcasted_iota(jnp.int32, sources[0].shape, 1)
         token = _row_of(lane) * self.row_tokens + first
-        found = jnp.take_along_axis(sources[0], token % LANES, axis=1)
+        lane_of_token = self.scale_rows.lane_of(token)
+        found = jnp.take_along_axis(sources[0], lane_of_token, axis=1)
         for index, source in enumerate(sources[1:], start=1):
-            other = jnp.take_along_axis(source, token % LANES, axis=1)
+            other = jnp.take_along_axis(source, lane_of_token, axis=1)
             found = jnp.where(token // LANES == index, other, found)
         return found
 

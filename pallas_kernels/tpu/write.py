@@ -10,8 +10,9 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.batch import GroupTable, RaggedBatch
-from pallas_kernels.layout import LANES, AttentionPageLayout
+from pallas_kernels.layout import KEY_SCALES, LANES, AttentionPageLayout
 from pallas_kernels.settings import AttentionSettings
+from pallas_kernels.tpu.neighbours import SharedRows, SharedScaleRows
 from pallas_kernels.tpu.write_shared import write_shared_rows
 
 
@@ -28,12 +29,15 @@ def write_kv_tpu(
     """Same contract as `write_kv_reference`. `interpret` is `pallas_call`'s."""
     layout = settings.layout
     planes = layout.pack_tokens(k, v)
-    whole = {plane: words for plane, words in enumerate(planes) if words.shape[2] % LANES == 0}
+    numbers = planes[:KEY_SCALES] if layout.is_quantised else planes
+    whole = {plane: words for plane, words in enumerate(numbers) if words.shape[2] % LANES == 0}
     if whole:
         pages = _write_whole_rows(pages, whole, batch, table, settings, interpret=interpret)
-    for plane, words in enumerate(planes):
-        if plane not in whole:
-            pages = write_shared_rows(pages, words, plane, batch, table, settings, interpret=interpret)
+    shared = [(SharedRows(layout, plane), words) for plane, words in enumerate(numbers) if plane not in whole]
+    if layout.is_quantised:
+        shared.append((SharedScaleRows(layout), jnp.concatenate(planes[KEY_SCALES:], axis=1)))
+    for rows, words in shared:
+        pages = write_shared_rows(pages, words, rows, batch, table, settings, interpret=interpret)
     return pages
 
 

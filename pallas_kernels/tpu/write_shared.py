@@ -1,8 +1,9 @@
 """Page writes of a plane whose tokens share rows of 128 words: rows are read, mixed and written back.
 
-Neighbours are the few tokens that fill whole rows together; a set is such rows, of all heads. XLA lays the
-step's tokens out as the rows of their sets will be. A set whose neighbours are all new is written as it is,
-and so is a whole page of them; only at the ends of a sequence's new tokens are old rows read first.
+Neighbours are the few tokens that fill whole rows together; a set is such rows, of all heads (see
+`neighbours.py`). XLA lays the step's tokens out as the rows of their sets will be. A set whose neighbours are
+all new is written as it is, and so is a whole page of them; only at the ends of a sequence's new tokens are
+old rows read first.
 """
 
 from functools import partial
@@ -39,19 +40,20 @@ class WriteScalars(NamedTuple):
 def write_shared_rows(
     pages: jax.Array,
     words: jax.Array,
-    plane: int,
+    shared: SharedRows,
     batch: RaggedBatch,
     table: GroupTable,
     settings: AttentionSettings,
     *,
     interpret: Any = False,
 ) -> jax.Array:
-    """The pool with `words uint32[T, Hkv, W]` of the step's tokens in one plane of their pages."""
-    tokens, heads, _ = words.shape
-    shared = SharedRows(settings.layout, plane)
+    """The pool with `words uint32[T, Hkv, W]` of the step's tokens in the rows of their pages."""
+    tokens = words.shape[0]
     most = min(tokens, tokens // shared.neighbours + 2 * batch.seq_lens.shape[0])
     whole = -(-most // MIXED_SETS)
-    size = MIXED_SETS * max(min(STEP_BYTES // (MIXED_SETS * heads * shared.rows * LANES * 4), whole), 1)
+    size = MIXED_SETS * max(
+        min(STEP_BYTES // (MIXED_SETS * shared.pieces * shared.rows * LANES * 4), whole), 1
+    )
     steps = -(-most // size)
     sets = sets_of(batch, table, settings, shared, steps * size)
     ends_here = jnp.arange(steps * size) % size + shared.page_sets <= size
@@ -63,8 +65,8 @@ def write_shared_rows(
         new=sets.new,
         fills_page=(sets.begins_new_page & ends_here).astype(jnp.int32),
     )
-    images = _images(words, sets, shared).reshape(heads, steps * size * shared.rows, LANES)
-    block = (heads, size * shared.rows, LANES)
+    images = _images(words, sets, shared)
+    block = (shared.pieces, size * shared.rows, LANES)
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(
         partial(_kernel, shared, size),
@@ -83,9 +85,9 @@ def write_shared_rows(
 
 
 def _images(words: jax.Array, sets: NeighbourSets, shared: SharedRows) -> jax.Array:
-    """The words of sets `[Hkv, N, neighbours, W]`; those of tokens that are not new have no meaning."""
+    """The rows of sets `[pieces, N * rows, 128]`; words of tokens that are not new have no meaning."""
     tokens = jnp.clip(sets.token[:, None] + jnp.arange(shared.neighbours), 0, words.shape[0] - 1)
-    return words[tokens].transpose(2, 0, 1, 3)
+    return shared.images(words[tokens])
 
 
 def _kernel(
@@ -108,30 +110,30 @@ def _kernel(
     stop = jnp.minimum(live_ref[0], base + size)
     reads, writes = semaphores.at[0], semaphores.at[1]
 
-    def in_page(index, head, sets):
-        row = shared.first_row(head) + place_ref[index] * shared.rows
+    def in_page(index, piece, sets):
+        row = shared.first_row(piece) + place_ref[index] * shared.rows
         return pages_ref.at[page_ref[index], pl.ds(row, sets * shared.rows)]
 
     def in_step(index, sets):
         return pl.ds((index - base) * shared.rows, sets * shared.rows)
 
-    def each_head(act):
-        for head in range(images_ref.shape[0]):
-            act(head)
+    def each_piece(act):
+        for piece in range(shared.pieces):
+            act(piece)
 
     def write(source, index, sets, act):
-        each_head(
-            lambda head: act(
+        each_piece(
+            lambda piece: act(
                 pltpu.make_async_copy(
-                    source.at[head, in_step(index, sets)], in_page(index, head, sets), writes
+                    source.at[piece, in_step(index, sets)], in_page(index, piece, sets), writes
                 )
             )
         )
 
     def read(index, act):
-        each_head(
-            lambda head: act(
-                pltpu.make_async_copy(in_page(index, head, 1), mixed_ref.at[head, in_step(index, 1)], reads)
+        each_piece(
+            lambda piece: act(
+                pltpu.make_async_copy(in_page(index, piece, 1), mixed_ref.at[piece, in_step(index, 1)], reads)
             )
         )
 
@@ -186,6 +188,6 @@ def _mix(shared: SharedRows, base, begin, first_ref, new_ref, images_ref, mixed_
     for index in range(MIXED_SETS):
         first = index * shared.neighbours + first_ref[base + begin + index]
         after = first + new_ref[base + begin + index]
-        is_new |= (word >= first * shared.token_words) & (word < after * shared.token_words)
-    for head in range(images_ref.shape[0]):
-        mixed_ref[head, rows] = jnp.where(is_new, images_ref[head, rows], mixed_ref[head, rows])
+        is_new |= shared.is_of(word, first, after)
+    for piece in range(shared.pieces):
+        mixed_ref[piece, rows] = jnp.where(is_new, images_ref[piece, rows], mixed_ref[piece, rows])

@@ -1,6 +1,7 @@
 """Choosing an implementation, refusing bad shapes, and compiling once."""
 
 import logging
+import re
 from dataclasses import replace
 
 import jax
@@ -41,7 +42,7 @@ def test_a_cpu_takes_xla():
         ({"head_size": 64}, "block_size 8 is not a multiple of 16"),
         ({"block_size": 4}, "block_size 4 is not a multiple of 8"),
         ({"spare_width": 200_000}, "above 524288"),
-        ({"dtype": "int8"}, "block_size 8 in 8 bits is not a multiple of 128, a row of scales"),
+        ({"dtype": "int8"}, r"block_size 8 in 8 bits is none of \(16, 32, 64\) or whole rows of 128"),
         ({"dtype": "float8_e4m3fn", "head_size": 80}, "heads of 80 in 8 bits are neither 64, 128 nor"),
     ],
 )
@@ -56,7 +57,7 @@ def test_a_shape_that_pallas_does_not_serve(change, reason, monkeypatch, caplog)
         for _ in range(2):
             assert choose(step) is IMPLEMENTATIONS["xla"]
     assert len(caplog.messages) == 1
-    assert reason in caplog.messages[0]
+    assert re.search(reason, caplog.messages[0])
 
 
 def test_a_tpu_takes_pallas_where_it_serves(monkeypatch):
