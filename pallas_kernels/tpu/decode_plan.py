@@ -22,6 +22,11 @@ QUERY_BYTES = 2 << 20
 VMEM_SLACK = 8 << 20  # what the compiler spills, and the softmaxes
 
 
+def rule_of(layout: AttentionPageLayout) -> Sizes:
+    """The sizes for pages of `layout` where the table has none."""
+    return LATENT_RULE if layout.latent else RULE
+
+
 def plan_decode(
     settings: AttentionSettings, *, q_heads: int, dtype: jnp.dtype, rows: int, table_width: int
 ) -> DecodePlan:
@@ -29,7 +34,7 @@ def plan_decode(
     layout = settings.layout
     group = q_heads // layout.num_kv_heads
     maths = DecodeMath.of(settings, group, dtype)
-    sizes = sizes_of("decode", settings, group, LATENT_RULE if layout.latent else RULE)
+    sizes = sizes_of("decode", settings, group, rule_of(layout))
     page_bytes = layout.used_rows * LANES * 4
     most = table_width
     if settings.span is not None:

@@ -29,7 +29,9 @@ class Sizes(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What sizes depend on. group: query heads of a KV head; window: tokens a query sees, 0 for all."""
+    """What sizes depend on. group: query heads of a KV head; window: tokens a query sees, 0 for all;
+    `head_size_v` and `latent` as in `AttentionPageLayout`.
+    """
 
     kernel: str
     chip: str
@@ -37,6 +39,8 @@ class Shape(NamedTuple):
     kv_heads: int
     group: int
     head_size: int
+    head_size_v: int
+    latent: bool
     block_size: int
     window: int
 
@@ -54,6 +58,8 @@ def shape_of(kernel: str, settings: AttentionSettings, group: int) -> Shape:
         kv_heads=layout.num_kv_heads,
         group=group,
         head_size=layout.head_size,
+        head_size_v=layout.value_size,
+        latent=layout.latent,
         block_size=layout.block_size,
         window=settings.span or 0,
     )

@@ -1,6 +1,7 @@
 """The table of tuned sizes: what it holds, and what is looked up in it."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -22,7 +23,18 @@ LAYER = AttentionSettings(
 @pytest.fixture
 def table(tmp_path, monkeypatch):
     """A table with one entry, for `LAYER` under groups of 4 query heads where kernels are interpreted."""
-    shape = Shape("decode", "", "bfloat16", kv_heads=2, group=4, head_size=128, block_size=16, window=100)
+    shape = Shape(
+        kernel="decode",
+        chip="",
+        dtype="bfloat16",
+        kv_heads=2,
+        group=4,
+        head_size=128,
+        head_size_v=128,
+        latent=False,
+        block_size=16,
+        window=100,
+    )
     row = {"shape": shape._asdict(), "sizes": {"tokens": 256, "most": 16}}
     path = tmp_path / "tuned.json"
     path.write_text(json.dumps([row]), encoding="utf-8")
@@ -42,6 +54,8 @@ def test_a_shape_of_the_table_gets_its_sizes_and_others_the_rule(caplog):
     assert len(caplog.messages) == 1
     assert sizes_of("decode", LAYER, 8, RULE) == RULE
     assert sizes_of("prefill", LAYER, 4, RULE) == RULE
+    other_v = replace(LAYER, layout=replace(LAYER.layout, head_size_v=64))
+    assert sizes_of("decode", other_v, 4, RULE) == RULE
     with forced(Sizes(512, 4)):
         assert sizes_of("decode", LAYER, 4, RULE) == Sizes(512, 4)
 
