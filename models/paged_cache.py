@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from pallas_kernels import AttentionPageLayout, GroupTable, RaggedBatch, paged_attention, write_kv
+from pallas_kernels import AttentionPageLayout, GroupTable, RaggedBatch, write_and_attend
 from pallas_kernels.recurrent import (
     StateLayout,
     StateTable,
@@ -101,24 +101,22 @@ class PagedCache:
         table = self.tables[place.group]
         if not isinstance(place.layout, AttentionPageLayout) or not isinstance(table, GroupTable):
             raise ValueError(f"layer {layer_name!r} keeps a recurrent state, no keys and values")
-        where = {
-            "layout": place.layout,
-            "layer_slot": place.slot,
-            "layer_slots": self.layout.layer_slots,
-            "implementation": self.layout.implementation,
-        }
-        pages = write_kv(self.pages, k, v, self.batch, table, **where)
-        out = paged_attention(
+        result = write_and_attend(
             q,
-            pages,
+            k,
+            v,
+            self.pages,
             self.batch,
             table,
+            layout=place.layout,
+            layer_slot=place.slot,
+            layer_slots=self.layout.layer_slots,
             scale=scale,
             sliding_window=sliding_window,
             softcap=softcap,
-            **where,
+            implementation=self.layout.implementation,
         )
-        return out, dataclasses.replace(self, pages=pages)
+        return result.out, dataclasses.replace(self, pages=result.pages)
 
     def causal_conv1d(
         self,

@@ -12,9 +12,10 @@ from pallas_kernels.gpu.attention import paged_attention_gpu
 from pallas_kernels.gpu.support import refuses_on_gpu
 from pallas_kernels.gpu.write import write_kv_gpu
 from pallas_kernels.layout import LANES, AttentionPageLayout
+from pallas_kernels.outputs import AttentionResult
 from pallas_kernels.reference import paged_attention_reference, write_kv_reference
 from pallas_kernels.settings import AttentionSettings
-from pallas_kernels.tpu.attention import paged_attention_tpu
+from pallas_kernels.tpu.attention import paged_attention_tpu, write_and_attend_tpu
 from pallas_kernels.tpu.support import refuses_on_tpu
 from pallas_kernels.tpu.write import write_kv_tpu
 from pallas_kernels.xla.attention import paged_attention_xla
@@ -22,10 +23,10 @@ from pallas_kernels.xla.write import write_kv_xla
 
 
 class Implementation(NamedTuple):
-    """One way to compute the operations; `write` gets latents as K without V.
+    """One way to compute the operations; latents are given as K without V.
 
     `refuses` says why a shape cannot be served, or None; its last argument are queries, None where there are
-    none.
+    none. `write_and_attend` (q, k, v, pages, ...) does both in fewer kernels; None: `write`, then `attend`.
     """
 
     attend: Callable[[jax.Array, jax.Array, RaggedBatch, GroupTable, AttentionSettings], jax.Array]
@@ -33,6 +34,21 @@ class Implementation(NamedTuple):
         [jax.Array, jax.Array, jax.Array | None, RaggedBatch, GroupTable, AttentionSettings], jax.Array
     ]
     refuses: Callable[[AttentionSettings, GroupTable, Queries | None], str | None]
+    write_and_attend: (
+        Callable[
+            [
+                jax.Array,
+                jax.Array,
+                jax.Array | None,
+                jax.Array,
+                RaggedBatch,
+                GroupTable,
+                AttentionSettings,
+            ],
+            AttentionResult,
+        ]
+        | None
+    ) = None
 
 
 def _refuses_nothing(settings: AttentionSettings, table: GroupTable, q: Queries | None) -> None:
@@ -42,7 +58,7 @@ def _refuses_nothing(settings: AttentionSettings, table: GroupTable, q: Queries 
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "reference": Implementation(paged_attention_reference, write_kv_reference, _refuses_nothing),
     "xla": Implementation(paged_attention_xla, write_kv_xla, _refuses_nothing),
-    "pallas_tpu": Implementation(paged_attention_tpu, write_kv_tpu, refuses_on_tpu),
+    "pallas_tpu": Implementation(paged_attention_tpu, write_kv_tpu, refuses_on_tpu, write_and_attend_tpu),
     "pallas_gpu": Implementation(paged_attention_gpu, write_kv_gpu, refuses_on_gpu),
 }
 
@@ -97,14 +113,53 @@ def paged_attention(
         sinks=sinks,
     )
     _check_pool(pages, layout)
-    if q.ndim != 3 or q.shape[2] != layout.head_size or q.shape[1] % layout.num_kv_heads:
-        raise ValueError(
-            f"q must be [T, multiple of {layout.num_kv_heads}, {layout.head_size}], got {list(q.shape)}"
-        )
-    if sinks is not None and sinks.shape != q.shape[1:2]:
-        raise ValueError(f"sinks must be [{q.shape[1]}], got {list(sinks.shape)}")
+    _check_queries(q, settings)
     chosen = choose_implementation(settings, table, implementation, q)
     return chosen.attend(q, pages, batch, table, settings)
+
+
+def write_and_attend(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array | None,
+    pages: jax.Array,
+    batch: RaggedBatch,
+    table: GroupTable,
+    *,
+    layout: AttentionPageLayout,
+    layer_slot: int | jax.Array,
+    layer_slots: int,
+    scale: float,
+    sliding_window: int | None = None,
+    attention_chunk_size: int | None = None,
+    softcap: float | None = None,
+    sinks: jax.Array | None = None,
+    implementation: str | None = None,
+) -> AttentionResult:
+    """This step's K and V written to one layer's pages, and attention over all that is then stored.
+
+    The same as `write_kv(pages, k, v, ...)`, or without `v` `write_latent(pages, k, ...)`, and then
+    `paged_attention(q, ...)`, in one kernel where an implementation has such a one. Arguments, results and
+    errors as theirs; in place where `pages` is donated.
+    """
+    settings = AttentionSettings(
+        layout=layout,
+        layer_slot=layer_slot,
+        layer_slots=layer_slots,
+        scale=scale,
+        sliding_window=sliding_window,
+        attention_chunk_size=attention_chunk_size,
+        softcap=softcap,
+        sinks=sinks,
+    )
+    _check_pool(pages, layout)
+    _check_queries(q, settings)
+    _check_new(k, v, batch, layout)
+    chosen = choose_implementation(settings, table, implementation, q)
+    if chosen.write_and_attend is not None:
+        return chosen.write_and_attend(q, k, v, pages, batch, table, settings)
+    pages = chosen.write(pages, k, v, batch, table, settings)
+    return AttentionResult(chosen.attend(q, pages, batch, table, settings), pages)
 
 
 def write_kv(
@@ -125,15 +180,7 @@ def write_kv(
     Raises ValueError where shapes disagree, and for a layout of latents.
     """
     settings = AttentionSettings(layout=layout, layer_slot=layer_slot, layer_slots=layer_slots)
-    _check_pool(pages, layout)
-    if layout.latent:
-        raise ValueError("a layout of latents keeps no K and V of their own: use write_latent")
-    lead = (batch.positions.shape[0], layout.num_kv_heads)
-    k_shape, v_shape = (*lead, layout.head_size), (*lead, layout.value_size)
-    if k.shape != k_shape or v.shape != v_shape:
-        wanted = f"{list(k_shape)}" if k_shape == v_shape else f"{list(k_shape)} and {list(v_shape)}"
-        raise ValueError(f"k and v must be {wanted}, got {list(k.shape)} and {list(v.shape)}")
-    return choose_implementation(settings, table, implementation).write(pages, k, v, batch, table, settings)
+    return _write(pages, k, v, batch, table, settings, implementation)
 
 
 def write_latent(
@@ -153,15 +200,21 @@ def write_latent(
     ValueError where shapes disagree, and for a layout of K and V.
     """
     settings = AttentionSettings(layout=layout, layer_slot=layer_slot, layer_slots=layer_slots)
-    _check_pool(pages, layout)
-    if not layout.latent:
-        raise ValueError("a layout of K and V keeps no latents: use write_kv")
-    wanted = (batch.positions.shape[0], layout.num_kv_heads, layout.head_size)
-    if latents.shape != wanted:
-        raise ValueError(f"latents must be {list(wanted)}, got {list(latents.shape)}")
-    return choose_implementation(settings, table, implementation).write(
-        pages, latents, None, batch, table, settings
-    )
+    return _write(pages, latents, None, batch, table, settings, implementation)
+
+
+def _write(
+    pages: jax.Array,
+    k: jax.Array,
+    v: jax.Array | None,
+    batch: RaggedBatch,
+    table: GroupTable,
+    settings: AttentionSettings,
+    implementation: str | None,
+) -> jax.Array:
+    _check_pool(pages, settings.layout)
+    _check_new(k, v, batch, settings.layout)
+    return choose_implementation(settings, table, implementation).write(pages, k, v, batch, table, settings)
 
 
 def _check_pool(pages: jax.Array, layout: AttentionPageLayout) -> None:
@@ -170,3 +223,32 @@ def _check_pool(pages: jax.Array, layout: AttentionPageLayout) -> None:
             f"pages must be uint32[num_pages, {layout.page_rows}, {LANES}], "
             f"got {pages.dtype}{list(pages.shape)}"
         )
+
+
+def _check_queries(q: jax.Array, settings: AttentionSettings) -> None:
+    heads, size, sinks = settings.layout.num_kv_heads, settings.layout.head_size, settings.sinks
+    if q.ndim != 3 or q.shape[2] != size or q.shape[1] % heads:
+        raise ValueError(f"q must be [T, multiple of {heads}, {size}], got {list(q.shape)}")
+    if sinks is not None and sinks.shape != q.shape[1:2]:
+        raise ValueError(f"sinks must be [{q.shape[1]}], got {list(sinks.shape)}")
+
+
+def _check_new(k: jax.Array, v: jax.Array | None, batch: RaggedBatch, layout: AttentionPageLayout) -> None:
+    """K and V, or latents alone, are what the layout keeps of the step's tokens."""
+    if layout.latent and v is not None:
+        raise ValueError("a layout of latents keeps no V of its own: leave it out, or use write_latent")
+    if v is None and not layout.latent:
+        raise ValueError("a layout of K and V keeps no latents: give V as well, or use write_kv")
+    lead = (batch.positions.shape[0], layout.num_kv_heads)
+    given, wanted = [k.shape], [(*lead, layout.head_size)]
+    if v is not None:
+        given, wanted = [*given, v.shape], [*wanted, (*lead, layout.value_size)]
+    if given != wanted:
+        raise ValueError(
+            f"{'latents' if v is None else 'k and v'} must be {_listed(wanted)}, got {_listed(given)}"
+        )
+
+
+def _listed(shapes: list[tuple[int, ...]]) -> str:
+    """All shapes, or the one that they share."""
+    return " and ".join(dict.fromkeys(str(list(shape)) for shape in shapes))

@@ -9,9 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels import AttentionPageLayout, GroupTable, RaggedBatch, write_kv, write_latent
+from pallas_kernels.outputs import AttentionResult
 from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu.decode import DecodeScalars, attend_decodes
 from pallas_kernels.tpu.decode_plan import plan_decode
+from pallas_kernels.tpu.new_rows import NewRows
 from pallas_kernels.tpu.prefill import PrefillScalars, attend_tiles
 from pallas_kernels.tpu.prefill_plan import plan_prefill
 
@@ -22,7 +24,7 @@ POOL_BYTES = 1 << 30  # at least
 class Case:
     """`sequences` of `context` tokens, the last `new` of each in this step; kernel "attention" or "write".
 
-    `head_size_v` and `latent` as in `AttentionPageLayout`.
+    `head_size_v` and `latent` as in `AttentionPageLayout`. `writes`: attention also writes the new tokens.
     """
 
     kernel: str
@@ -39,6 +41,7 @@ class Case:
     window: int | None = None
     chunk: int | None = None
     sinks: bool = False
+    writes: bool = False
     quick: bool = False
 
     @property
@@ -126,6 +129,9 @@ CASES: dict[str, Case] = {
     "gemma3-270m decode int8": replace(_GEMMA_270M, dtype="int8", block_size=256),
     "gpt-oss-120b/4 decode fp8": replace(_GPT_OSS, dtype="float8_e4m3fn"),
     "gpt-oss-120b/4 decode window fp8": replace(_GPT_OSS, dtype="float8_e4m3fn", window=128),
+    "gemma3-27b/4 decode, written": replace(_GEMMA_27B, writes=True, quick=True),
+    "gemma3-27b/4 decode window, written": replace(_GEMMA_27B, window=1024, writes=True),
+    "gpt-oss-120b/4 decode window, written": replace(_GPT_OSS, window=128, writes=True),
     "gemma3-27b/4 write decode": replace(_GEMMA_27B, kernel="write", quick=True),
     "gemma3-27b/4 write prefill": replace(_CHUNK, kernel="write"),
     "gemma3-27b/4 write decode fp8": replace(_GEMMA_27B, kernel="write", dtype="float8_e4m3fn"),
@@ -175,11 +181,20 @@ def _build_decode(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) ->
     )
     whole = -(-rows // plan.sequences) * plan.sequences
     q = jax.ShapeDtypeStruct((whole, plan.math.products, plan.math.rows, plan.math.loader.key_width), dtype)
+    new = jax.ShapeDtypeStruct((whole, NewRows(case.layout).count, 128), jnp.uint32)
 
     def attend(scalars: DecodeScalars, q: jax.Array, pages: jax.Array) -> jax.Array:
         sinks = None if settings.sinks is None else plan.math.arrange_sinks(settings.sinks)
-        return attend_decodes(scalars, q, sinks, pages, plan, settings)
+        return attend_decodes(scalars, q, sinks, pages, plan, settings).out
 
+    def write_and_attend(
+        scalars: DecodeScalars, q: jax.Array, pages: jax.Array, new: jax.Array
+    ) -> AttentionResult:
+        sinks = None if settings.sinks is None else plan.math.arrange_sinks(settings.sinks)
+        return attend_decodes(scalars, q, sinks, pages, plan, settings, new=new)
+
+    if case.writes:
+        return Built(write_and_attend, (scalars, q, pages, new), 2)
     return Built(attend, (scalars, q, pages), None)
 
 

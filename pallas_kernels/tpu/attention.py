@@ -1,18 +1,28 @@
 """Paged attention on a TPU: queries cut into tiles, the kernel called for decodes and for prefill."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.batch import GroupTable, RaggedBatch
+from pallas_kernels.outputs import AttentionResult
 from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu.decode import DecodeScalars, attend_decodes
 from pallas_kernels.tpu.decode_plan import plan_decode
+from pallas_kernels.tpu.new_rows import NewRows
 from pallas_kernels.tpu.parts import Part, parts_of
 from pallas_kernels.tpu.prefill import PrefillScalars, attend_tiles
 from pallas_kernels.tpu.prefill_plan import plan_prefill
 from pallas_kernels.tpu.tiles import prefill_tiles, untile
+from pallas_kernels.tpu.write import write_kv_tpu
+
+
+class NewTokens(NamedTuple):
+    """K and V of the step's tokens that are not in the pool yet; without V: latents."""
+
+    k: jax.Array
+    v: jax.Array | None
 
 
 def paged_attention_tpu(
@@ -25,29 +35,74 @@ def paged_attention_tpu(
     interpret: Any = False,
 ) -> jax.Array:
     """Same contract as `paged_attention_reference`. `interpret` is `pallas_call`'s."""
+    return _attend(q, None, pages, batch, table, settings, interpret=interpret).out
+
+
+def write_and_attend_tpu(
+    q: jax.Array,
+    k: jax.Array,
+    v: jax.Array | None,
+    pages: jax.Array,
+    batch: RaggedBatch,
+    table: GroupTable,
+    settings: AttentionSettings,
+    *,
+    interpret: Any = False,
+) -> AttentionResult:
+    """What `write_kv_tpu` and then `paged_attention_tpu` do; the decode kernel writes what it fetched."""
+    return _attend(q, NewTokens(k, v), pages, batch, table, settings, interpret=interpret)
+
+
+def _attend(
+    q: jax.Array,
+    new: NewTokens | None,
+    pages: jax.Array,
+    batch: RaggedBatch,
+    table: GroupTable,
+    settings: AttentionSettings,
+    *,
+    interpret: Any,
+) -> AttentionResult:
     in_bf16 = q.dtype == jnp.bfloat16 and settings.layout.dtype != "float32"
     queries = q.astype(jnp.bfloat16 if in_bf16 else jnp.float32)
-    parts = list(parts_of(batch, table))
-    decodes = _with_rows(queries, batch.seq_lens.shape[0])
-    decoded = [_decode(decodes, pages, part, settings, interpret=interpret) for part in parts]
+    parts, rows = list(parts_of(batch, table)), batch.seq_lens.shape[0]
+    images = None
+    if new is not None:
+        planes = settings.layout.pack_tokens(new.k[:rows], None if new.v is None else new.v[:rows])
+        images = _with_rows(NewRows(settings.layout).images(planes), rows)
+    decodes, decoded = _with_rows(queries, rows), []
+    for part in parts:
+        result = _decode(decodes, images, pages, part, settings, interpret=interpret)
+        decoded.append(result.out)
+        pages = result.pages
     is_decode = jnp.arange(q.shape[0]) < batch.num_decodes
     out = jnp.where(is_decode[:, None, None], _with_rows(jnp.concatenate(decoded), q.shape[0]), 0)
     if not batch.decode_only:
+        if new is not None:
+            pages = write_kv_tpu(pages, *new, batch, table, settings, interpret=interpret)
         for part in parts:
             out = out + _prefill(queries, pages, part, settings, interpret=interpret)
-    return out.astype(q.dtype)
+    return AttentionResult(out.astype(q.dtype), pages)
 
 
 def _decode(
-    q: jax.Array, pages: jax.Array, part: Part, settings: AttentionSettings, *, interpret: Any
-) -> jax.Array:
-    """Results `[S, Hq, Dv]` of a part's sequences, which mean something for decodes; `q [S, Hq, D]`."""
+    q: jax.Array,
+    new: jax.Array | None,
+    pages: jax.Array,
+    part: Part,
+    settings: AttentionSettings,
+    *,
+    interpret: Any,
+) -> AttentionResult:
+    """Results `[S, Hq, Dv]` of a part's sequences, which mean something for decodes; `q [S, Hq, D]`, images
+    `new [S, rows, 128]` of the last tokens or None.
+    """
     rows, width = part.table.block_ids.shape
     mine = slice(part.first, part.first + rows)
     plan = plan_decode(settings, q_heads=q.shape[1], dtype=q.dtype, rows=rows, table_width=width)
     whole = -(-rows // plan.sequences) * plan.sequences
     info = jnp.stack([jnp.asarray(settings.layer_slot, jnp.int32), part.batch.num_decodes - part.first])
-    out = attend_decodes(
+    result = attend_decodes(
         DecodeScalars(
             info, part.batch.seq_lens[mine], part.table.first_block, part.table.block_ids.reshape(-1)
         ),
@@ -56,9 +111,10 @@ def _decode(
         pages,
         plan,
         settings,
+        new=None if new is None else _with_rows(new[mine], whole),
         interpret=interpret,
     )
-    return plan.math.restore(out)[:rows]
+    return AttentionResult(plan.math.restore(result.out)[:rows], result.pages)
 
 
 def _prefill(

@@ -4,6 +4,9 @@ A run is up to `run_pages` pages of one sequence. A step takes `runs` of them, o
 their products do not depend on each other, so the softmax of one hides behind the products of another. While
 a step is computed, the pages of the next are on their way. Nothing but the lengths says which runs there are:
 sequence after sequence, run after run.
+
+A sequence's new token is put into the last page of its last run once that is there. Its rows go back to the
+pool while the next runs are fetched and computed; nothing else in the kernel reads them.
 """
 
 from dataclasses import dataclass
@@ -17,8 +20,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.layout import LANES
+from pallas_kernels.outputs import AttentionResult
 from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu.decode_math import DecodeMath
+from pallas_kernels.tpu.new_rows import NewRows, RowWriter
 from pallas_kernels.tpu.operands import clear_run, start_copies
 from pallas_kernels.tpu.running import HIDDEN, Softmax
 
@@ -61,40 +66,57 @@ def attend_decodes(
     plan: DecodePlan,
     settings: AttentionSettings,
     *,
+    new: jax.Array | None = None,
     interpret: Any = False,
-) -> jax.Array:
+) -> AttentionResult:
     """Attention of arranged queries `[S, products, rows, key_width]`.
 
-    Returns `[S, products, place_rows, result_width]`, of which only rows of decodes are written. S is a
+    Outputs `[S, products, place_rows, result_width]`, of which only rows of decodes are written. S is a
     multiple of `plan.sequences`. `sinks [products, rows, 128]` are the rows' tops before anything is seen, or
-    None.
+    None. `new` are images `[S, rows, 128]` of the last tokens (`NewRows`), which are written to the pool;
+    None: it holds them already.
     """
     count, products, rows, width = q.shape
     used_rows = settings.layout.used_rows
     out_rows, out_width = plan.math.place_rows, plan.math.loader.result_width
     tops = jnp.full((products, rows, LANES), HIDDEN, jnp.float32) if sinks is None else sinks
-    return pl.pallas_call(
-        partial(_kernel, plan, settings),
+    anywhere = pl.BlockSpec(memory_space=pl.ANY)
+    new_spec, new_scratch = [], []
+    if new is not None:
+        image = (plan.sequences, *new.shape[1:])
+        new_spec = [pl.BlockSpec(image, lambda i, *_: (i, 0, 0))]
+        mixed = [pltpu.VMEM(image, jnp.uint32)] if NewRows(settings.layout).are_mixed else []
+        new_scratch = [pltpu.SemaphoreType.DMA(()), *mixed]
+    operands = [q, tops, *([] if new is None else [new]), pages]
+    results = pl.pallas_call(
+        partial(_kernel, plan, settings, new is not None),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=len(scalars),
             grid=(count // plan.sequences,),
             in_specs=[
                 pl.BlockSpec((plan.sequences, products, rows, width), lambda i, *_: (i, 0, 0, 0)),
                 pl.BlockSpec(tops.shape, lambda i, *_: (0, 0, 0)),
-                pl.BlockSpec(memory_space=pl.ANY),
+                *new_spec,
+                anywhere,
             ],
-            out_specs=pl.BlockSpec(
-                (plan.sequences, products, out_rows, out_width), lambda i, *_: (i, 0, 0, 0)
-            ),
+            out_specs=[
+                pl.BlockSpec((plan.sequences, products, out_rows, out_width), lambda i, *_: (i, 0, 0, 0)),
+                *([] if new is None else [anywhere]),
+            ],
             scratch_shapes=[
                 pltpu.VMEM((2, plan.runs, plan.run_pages, used_rows, LANES), jnp.uint32),
                 pltpu.VMEM((products, rows, LANES), jnp.float32),
                 pltpu.VMEM((products, rows, LANES), jnp.float32),
                 pltpu.VMEM((products, rows, plan.math.loader.value_width), jnp.float32),
                 pltpu.SemaphoreType.DMA((2, plan.runs)),
+                *new_scratch,
             ],
         ),
-        out_shape=jax.ShapeDtypeStruct((count, products, out_rows, out_width), q.dtype),
+        out_shape=[
+            jax.ShapeDtypeStruct((count, products, out_rows, out_width), q.dtype),
+            *([] if new is None else [jax.ShapeDtypeStruct(pages.shape, pages.dtype)]),
+        ],
+        input_output_aliases={} if new is None else {len(scalars) + len(operands) - 1: 1},
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",),
             vmem_limit_bytes=plan.vmem_bytes,
@@ -102,28 +124,32 @@ def attend_decodes(
         ),
         interpret=interpret,
         name="paged_attention_decode",
-    )(*scalars, q, tops, pages)
+    )(*scalars, *operands)
+    return AttentionResult(results[0], pages if new is None else results[1])
 
 
 def _kernel(
     plan: DecodePlan,
     settings: AttentionSettings,
+    writes: bool,
     info_ref,
     seq_lens_ref,
     first_block_ref,
     block_ids_ref,
     q_ref,
     sinks_ref,
-    pages_ref,
-    out_ref,
-    buffers,
-    top_ref,
-    total_ref,
-    weighted_ref,
-    semaphores,
+    *refs,
 ) -> None:
     math, layout = plan.math, settings.layout
     block_size = layout.block_size
+    writer = None
+    if writes:
+        images_ref, _, out_ref, pages_ref, *scratch = refs
+        *scratch, written, mixed_ref = scratch if NewRows(layout).are_mixed else (*scratch, None)
+        writer = RowWriter(NewRows(layout), images_ref, mixed_ref, written)
+    else:
+        pages_ref, out_ref, *scratch = refs
+    buffers, top_ref, total_ref, weighted_ref, semaphores = scratch
     base = pl.program_id(0) * plan.sequences
     stop_seq = jnp.minimum(info_ref[1], base + plan.sequences)
 
@@ -176,6 +202,21 @@ def _kernel(
                     semaphores.at[slot, index],
                 ).wait()
 
+    def write(runs, slot, writer):
+        """Puts the new tokens of sequences that end here into their pages, and starts their way back."""
+        for index, run in enumerate(runs):
+            last = end_entry(run.seq) - 1
+
+            @pl.when(run.live & (last < run.entry + plan.run_pages))
+            def _(index=index, run=run, last=last):
+                page = block_ids_ref[run.seq * plan.table_width + last] * settings.layer_slots + info_ref[0]
+                writer.start(
+                    run.seq - base,
+                    buffers.at[slot, index, last - run.entry],
+                    pages_ref.at[page],
+                    (seq_lens_ref[run.seq] - 1) % block_size,
+                )
+
     def span(run):
         """Position of the run's first slot, and the live positions of its sequence."""
         position = (run.entry + first_block_ref[run.seq]) * block_size
@@ -225,8 +266,12 @@ def _kernel(
             runs, next_seq, next_entry = walk(seq, entry)
             fetch(walk(next_seq, next_entry)[0], 1 - slot)
             wait(runs, slot)
+            if writer is not None:
+                write(runs, slot, writer)
             clear(runs, slot)
             compute(runs, slot)
             return next_seq, next_entry, 1 - slot
 
         lax.while_loop(lambda carry: carry[0] < stop_seq, step, (base, entry, jnp.int32(0)))
+        if writer is not None:
+            writer.wait(stop_seq - base)

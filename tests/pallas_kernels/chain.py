@@ -9,9 +9,7 @@ from pallas_kernels import (
     AttentionPageLayout,
     GroupTable,
     RaggedBatch,
-    paged_attention,
-    write_kv,
-    write_latent,
+    write_and_attend,
 )
 
 
@@ -42,13 +40,16 @@ class Chain:
                 "implementation": self.implementation,
             }
             keys = k + out[:, : k.shape[1]]
-            if self.layout.latent:
-                pages = write_latent(pages, keys, batch, tables[full], **place)
-            else:
-                pages = write_kv(pages, keys, v, batch, tables[full], **place)
-            window = None if full else self.window
-            seen = paged_attention(
-                q + out, pages, batch, tables[full], scale=0.06, sliding_window=window, **place
+            seen, pages = write_and_attend(
+                q + out,
+                keys,
+                None if self.layout.latent else v,
+                pages,
+                batch,
+                tables[full],
+                scale=0.06,
+                sliding_window=None if full else self.window,
+                **place,
             )
             out = q + jnp.pad(seen, ((0, 0), (0, 0), (0, q.shape[2] - seen.shape[2])))
         return pages, out

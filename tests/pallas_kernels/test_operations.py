@@ -75,7 +75,7 @@ def test_shapes_that_disagree_are_refused():
     latent = make_step(seq_lens=[3], query_lens=[1], latent=True)
     with pytest.raises(ValueError, match="use write_latent"):
         write_kv(latent.pages, latent.k, latent.k, latent.batch, latent.table, **arguments(latent))
-    with pytest.raises(ValueError, match="keeps no latents: use write_kv"):
+    with pytest.raises(ValueError, match="keeps no latents: give V as well, or use write_kv"):
         write_latent(step.pages, step.k, step.batch, step.table, **arguments(step))
     with pytest.raises(ValueError, match=r"latents must be \[1, 1, 8\], got \[1, 1, 4\]"):
         write_latent(latent.pages, latent.k[..., :4], latent.batch, latent.table, **arguments(latent))
