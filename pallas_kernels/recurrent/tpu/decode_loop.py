@@ -1,8 +1,10 @@
-"""Decodes on a TPU: one slab of one sequence's state after another, in and out of VMEM in three buffers each.
+"""Decodes on a TPU: one slab of one sequence's state after another, in and out of VMEM.
 
-read     [s0][s1][s2]
-compute          [s0][s1][s2]
-write                [s0][s1][s2]
+    a group of sequences     operands are copied and made ready for all of them at once
+    a step: one slab         copied in, computed, copied out; meanwhile the next one is made ready
+
+What is made ready has a long latency (turning rows into columns, one number to all lanes), which hides behind
+the arithmetic on the state of the step before.
 """
 
 from collections.abc import Callable
@@ -11,46 +13,31 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.layout import LANES
-from pallas_kernels.recurrent.tpu.slabs import SlabPlan, StatePages, state_pages
+from pallas_kernels.recurrent.tpu.copies import Copies, PartTables
+from pallas_kernels.recurrent.tpu.slabs import SlabPlan
 from pallas_kernels.recurrent.tpu.step import Step
 
-BUFFERS = 3
-"""Slabs in flight each way. With two, a chip that is quicker than its memory waits for a copy's latency."""
-
-
 TOGETHER = 8
-"""Sequences whose operands are copied at once: a copy for each would take longer than a step computes."""
+"""Sequences of a group at most."""
 
 
 class DecodeOperand(NamedTuple):
-    """An array `[S, slabs or fewer, ...]`: a step sees `[1, 1, ...]` of it, or (`shared`) all of it.
-
-    at: a slab's place on the second axis. in_smem: scalars.
-    """
+    """An array `[S, ...]` of which a group sees its sequences', or (`shared`) one that all see whole."""
 
     array: jax.Array
-    at: Callable[[Any], Any] = lambda slab: slab
-    in_smem: bool = False
     shared: bool = False
 
-    def spec(self, first_seq: Callable[..., Any]) -> pl.BlockSpec:
-        """Blocks of some sequences: `first_seq(step, ...)` is the number of the first one's block."""
+    def spec(self, group: Callable[..., Any]) -> pl.BlockSpec:
+        """Blocks of some sequences: `group(step, ...)` is the number of a grid step's block."""
         zeros = (0,) * (self.array.ndim - 1)
-        memory: Any = {"memory_space": pltpu.SMEM} if self.in_smem else {}
         if self.shared:
-            return pl.BlockSpec(self.array.shape, lambda *_: (0, *zeros), **memory)
+            return pl.BlockSpec(self.array.shape, lambda *_: (0, *zeros))
         block = (min(TOGETHER, self.array.shape[0]), *self.array.shape[1:])
-        return pl.BlockSpec(block, lambda *at: (first_seq(*at), *zeros), **memory)
-
-    def view(self, ref: Any, seq: Any, slab: Any) -> Any:
-        """What a step sees of a block."""
-        if self.shared:
-            return ref
-        return ref.at[pl.ds(seq % ref.shape[0], 1), pl.ds(self.at(slab), 1)]
+        return pl.BlockSpec(block, lambda *at: (group(*at), *zeros))
 
 
 class DecodeResult(NamedTuple):
@@ -60,55 +47,73 @@ class DecodeResult(NamedTuple):
     pages: jax.Array
 
 
+class At(NamedTuple):
+    """A slab of sequence number `row`, number `seq` of its group. slot: 0 and 1 in turns, step after step."""
+
+    row: Any
+    seq: Any
+    slab: Any
+    slot: Any
+
+
+def nothing(*_: Any) -> None:
+    """No work."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class DecodeLoop:
-    """One token of every decode. `compute(in_buffer, out_buffer, operand refs, out_ref)` does one slab.
+    """One token of every decode.
 
-    out: an operand of the shape of the outputs.
+    prepare(operand refs, scratch refs): makes a group ready.
+    ahead(at, scratch refs): makes one slab ready.
+    compute(at, in_buffer, out_buffer, operand refs, scratch refs, out_ref): one slab. Operands here begin
+    with those in SMEM, which are there as a whole.
+    scratch: shapes, float32. out: an operand of the shape of the outputs.
     """
 
     num_slabs: int
     compute: Callable[..., None]
     out: DecodeOperand
     name: str
+    prepare: Callable[..., None] = nothing
+    ahead: Callable[..., None] = nothing
+    scratch: tuple[tuple[int, ...], ...] = ()
 
     def run(
-        self,
-        operands: list[DecodeOperand],
-        step: Step,
+        self, operands: list[DecodeOperand], step: Step, in_smem: tuple[jax.Array, ...] = ()
     ) -> DecodeResult:
         """Steps over all rows of the table; only decodes cost anything."""
         pages, batch, table, place, interpret = step
-        rows, kept = table.checkpoint_lens.shape
-        decodes = jnp.arange(rows) < batch.num_decodes
+        rows = table.read.shape[0]
         plan = SlabPlan.of(place, self.num_slabs)
-        reached = decodes[:, None] & (table.checkpoint_lens == batch.seq_lens[:, None])
-        scalars = (
-            (batch.num_decodes * self.num_slabs).reshape(1).astype(jnp.int32),
-            *state_pages(table.read, decodes, place),
-            *state_pages(table.write, decodes, place),
-            *(state_pages(table.checkpoint, reached, place) if kept else ()),
+        tables = PartTables.of(batch, table, place)
+        scalars, structure = jax.tree.flatten(
+            (batch.num_decodes.reshape(1).astype(jnp.int32), tables, in_smem)
         )
+        together = min(TOGETHER, rows)
 
-        def first_seq(step, num_live, *_):
-            # Steps that are not live ask for the last live one's block, so nothing is copied for them.
-            step = jnp.minimum(step, jnp.maximum(num_live[0] - 1, 0))
-            return step // self.num_slabs // min(TOGETHER, rows)
+        def group(index, num_decodes, *_):
+            # Groups without decodes ask for the last one's block, so nothing is copied for them.
+            return jnp.minimum(index, jnp.maximum(num_decodes[0] - 1, 0) // together)
+
+        def kernel(*refs) -> None:
+            num_decodes_ref, part, smem_refs = structure.unflatten(refs[: len(scalars)])
+            operand_refs = [*smem_refs, *refs[len(scalars) : len(scalars) + len(operands)]]
+            _, out_ref, pages_ref, *scratch = refs[len(scalars) + len(operands) :]
+            copies = Copies(plan, part, pages_ref, *scratch[:4])
+            self._kernel(num_decodes_ref[0], together, copies, operand_refs, out_ref, scratch[4:])
 
         anywhere = pl.BlockSpec(memory_space=pl.ANY)
-        buffer = pltpu.VMEM((BUFFERS, plan.rows, LANES), jnp.uint32)
         out, pages = pl.pallas_call(
-            lambda *refs: self._kernel(plan, kept, operands, *refs),
+            kernel,
             grid_spec=pltpu.PrefetchScalarGridSpec(
                 num_scalar_prefetch=len(scalars),
-                grid=(rows * self.num_slabs,),
-                in_specs=[*(operand.spec(first_seq) for operand in operands), anywhere],
-                out_specs=[self.out.spec(first_seq), anywhere],
+                grid=(-(-rows // together),),
+                in_specs=[*(operand.spec(group) for operand in operands), anywhere],
+                out_specs=[self.out.spec(group), anywhere],
                 scratch_shapes=[
-                    buffer,
-                    buffer,
-                    pltpu.SemaphoreType.DMA((BUFFERS,)),
-                    pltpu.SemaphoreType.DMA((BUFFERS,)),
+                    *Copies.scratch(plan),
+                    *(pltpu.VMEM(shape, jnp.float32) for shape in self.scratch),
                 ],
             ),
             out_shape=[
@@ -124,70 +129,39 @@ class DecodeLoop:
         )(*scalars, *(operand.array for operand in operands), pages)
         return DecodeResult(out, pages)
 
-    def _kernel(self, plan: SlabPlan, kept: int, operands: list[DecodeOperand], *refs) -> None:
-        num_live_ref, read_ids, read_live, write_ids, write_live, *refs = refs
-        reads, writes = StatePages(read_ids, read_live), StatePages(write_ids, write_live)
-        checkpoints = None
-        if kept:
-            kept_ids, kept_live, *refs = refs
-            checkpoints = StatePages(kept_ids, kept_live)
-        operand_refs, (_, out_ref, pages_ref, *scratch) = refs[: len(operands)], refs[len(operands) :]
-        read_buffers, write_buffers, read_semaphores, write_semaphores = scratch
-        step, num_live = pl.program_id(0), num_live_ref[0]
+    def _kernel(self, num_decodes, together: int, copies: Copies, operand_refs, out_ref, scratch) -> None:
+        """One group of sequences."""
+        group = pl.program_id(0)
+        first = group * together
+        stop = jnp.minimum(first + together, num_decodes)
+        last_step = stop * self.num_slabs - 1
 
-        def at(step):
-            return step // self.num_slabs, step % self.num_slabs
+        def at(step, parity: int) -> At:
+            row, slab = step, 0
+            if self.num_slabs > 1:
+                row, slab = lax.div(step, self.num_slabs), lax.rem(step, self.num_slabs)
+            return At(row, row - first, slab, parity)
 
-        def fetch(step):
-            slot = step % BUFFERS
-            plan.start(
-                pages_ref, reads, *at(step), read_buffers.at[slot], read_semaphores.at[slot], to_pool=False
-            )
+        def one_step(step, parity: int) -> None:
+            in_buffer, out_buffer = copies.take(step), copies.room(step)
+            self.compute(at(step, parity), in_buffer, out_buffer, operand_refs, scratch, out_ref)
+            self.ahead(at(jnp.minimum(step + 1, last_step), 1 - parity), scratch)
+            copies.give(step)
 
-        def wait_for_write(step):
-            slot = step % BUFFERS
-            plan.wait(writes, at(step)[0], write_buffers.at[slot], write_semaphores.at[slot])
+        def two_steps(pair, _) -> None:
+            step = first * self.num_slabs + 2 * pair
+            one_step(step, 0)
 
-        @pl.when(step == 0)
-        def _():
-            for ahead in range(BUFFERS - 1):
-
-                @pl.when(ahead < num_live)
-                def _(ahead=ahead):
-                    fetch(ahead)
-
-        @pl.when(step + BUFFERS - 1 < num_live)
-        def _():
-            fetch(step + BUFFERS - 1)
-
-        @pl.when(step < num_live)
-        def _():
-            slot = step % BUFFERS
-            in_buffer, out_buffer = read_buffers.at[slot], write_buffers.at[slot]
-            plan.wait(reads, at(step)[0], in_buffer, read_semaphores.at[slot])
-            plan.clear(reads, at(step)[0], in_buffer)
-
-            @pl.when(step >= BUFFERS)
+            @pl.when(step < last_step)
             def _():
-                wait_for_write(step - BUFFERS)
+                one_step(step + 1, 1)
 
-            views = [
-                operand.view(ref, *at(step))
-                for operand, ref in zip([*operands, self.out], [*operand_refs, out_ref], strict=True)
-            ]
-            self.compute(in_buffer, out_buffer, views[:-1], views[-1])
-            for index in range(kept):
-                assert checkpoints is not None
-                state = at(step)[0] * kept + index
-                semaphore = write_semaphores.at[slot]
-                plan.start(pages_ref, checkpoints, state, at(step)[1], out_buffer, semaphore, to_pool=True)
-                plan.wait(checkpoints, state, out_buffer, semaphore)
-            plan.start(pages_ref, writes, *at(step), out_buffer, write_semaphores.at[slot], to_pool=True)
+        copies.open(group == 0)
 
-        @pl.when(step + 1 == num_live)
+        @pl.when(first < stop)
         def _():
-            for behind in reversed(range(BUFFERS)):
+            self.prepare(operand_refs, scratch)
+            self.ahead(at(first * self.num_slabs, 0), scratch)
+            lax.fori_loop(0, ((stop - first) * self.num_slabs + 1) // 2, two_steps, None)
 
-                @pl.when(step >= behind)
-                def _(behind=behind):
-                    wait_for_write(step - behind)
+        copies.close((first < stop) & (stop == num_decodes), num_decodes * self.num_slabs)

@@ -20,8 +20,8 @@ from pallas_kernels.recurrent.inputs import DeltaInputs, SsdInputs
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
-from pallas_kernels.recurrent.tpu.decode_loop import DecodeLoop, DecodeOperand
-from pallas_kernels.recurrent.tpu.matrix_decode import decode_slab
+from pallas_kernels.recurrent.tpu.decode_loop import TOGETHER, DecodeLoop, DecodeOperand
+from pallas_kernels.recurrent.tpu.matrix_decode import MatrixDecode
 from pallas_kernels.recurrent.tpu.matrix_prefill import chunk_slab, pack_slab, unpack_slab
 from pallas_kernels.recurrent.tpu.prefill_loop import Operand, PrefillLoop
 from pallas_kernels.recurrent.tpu.products import BFLOAT16_TERMS, FLOAT32_TERMS
@@ -78,6 +78,19 @@ class MatrixSizes:
     def keys(self, slab: int) -> int:
         """Key heads that a slab of so many blocks reads."""
         return max(slab // self.sharing, 1)
+
+    def decode(self, packed: bool) -> MatrixDecode:
+        """How decodes go over it."""
+        slab = self.slab(DECODE_BLOCKS, packed)
+        num_slabs, keys = self.blocks // slab, self.keys(slab)
+        return MatrixDecode(
+            size=self.size,
+            slab=slab,
+            num_slabs=num_slabs,
+            keys=keys,
+            key_slabs=num_slabs // max(self.sharing // slab, 1),
+            packed=packed,
+        )
 
     def wide(self, value: jax.Array) -> jax.Array:
         """`[..., H]` as `[..., blocks, 128]`: every head's value on its lanes."""
@@ -139,27 +152,43 @@ def _run(tokens: Tokens, step: Step) -> StepResult:
 
 def _decode(tokens: Tokens, sizes: MatrixSizes, step: Step) -> StepResult:
     """Outputs `[S, H, P]`."""
-    rows, packed = step.table.read.shape[0], is_packed(step.place)
-    slab = sizes.slab(DECODE_BLOCKS, packed)
-    num_slabs, keys = sizes.blocks // slab, sizes.keys(slab)
-    per_key = max(sizes.sharing // slab, 1)
+    rows = step.table.read.shape[0]
+    decode = sizes.decode(is_packed(step.place))
 
-    both = [first_rows(x, rows).reshape(rows, -1, keys, sizes.size) for x in (tokens.q, tokens.k)]
+    both = [
+        first_rows(x, rows).reshape(rows, decode.key_slabs, decode.keys, sizes.size)
+        for x in (tokens.q, tokens.k)
+    ]
+    keys = jnp.concatenate(both, axis=2).reshape(rows, -1, sizes.size)
 
     def channel_operand(value: jax.Array) -> DecodeOperand:
-        return DecodeOperand(value.reshape(rows, num_slabs, slab, LANES))
+        return DecodeOperand(value.reshape(rows, decode.num_slabs, decode.slab, LANES))
 
     values = channel_operand(first_rows(tokens.v, rows))
     operands = [
-        DecodeOperand(jnp.concatenate(both, axis=2), lambda slab: slab // per_key),
+        DecodeOperand(keys),
         values,
         channel_operand(sizes.wide(jnp.exp(first_rows(tokens.logs, rows)))),
     ]
     if tokens.beta is not None:
         operands.append(channel_operand(sizes.wide(first_rows(tokens.beta, rows))))
+
+    def prepare(operand_refs, scratch) -> None:
+        keys_ref = operand_refs[0]
+        decode.turn([keys_ref[seq] for seq in range(keys_ref.shape[0])], *scratch[:2])
+
+    def compute(at, in_buffer, out_buffer, operand_refs, scratch, out_ref) -> None:
+        vectors = [ref.at[at.seq, at.slab] for ref in operand_refs[1:]]
+        decode.compute(
+            at, in_buffer, out_buffer, vectors, scratch[1], scratch[2 + at.slot], out_ref.at[at.seq, at.slab]
+        )
+
     loop = DecodeLoop(
-        num_slabs=num_slabs,
-        compute=partial(decode_slab, sizes.size, max(slab // keys, 1), packed),
+        num_slabs=decode.num_slabs,
+        prepare=prepare,
+        ahead=lambda at, scratch: decode.spread(at, scratch[0], scratch[2 + at.slot]),
+        compute=compute,
+        scratch=decode.scratch(min(TOGETHER, rows)),
         out=values,
         name="matrix_state_decode",
     )

@@ -1,69 +1,133 @@
-"""One token on a slab of matrix states in VMEM, eight rows of a state at a time."""
+"""One token on matrix states in VMEM, eight rows of a state at a time.
+
+A key's row must meet a state's rows as a column that is the same on all lanes:
+
+    rows of q and k  -> columns `[size, 2 * keys]`          a group of sequences at once
+    columns          -> tiles, a number on all lanes         a slab ahead of the arithmetic
+"""
+
+from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.layout import LANES, TILE_ROWS
+from pallas_kernels.recurrent.tpu.decode_loop import At
 from pallas_kernels.recurrent.tpu.slabs import pack_rows, unpack_rows
 
+DELTA_BLOCKS = 2
+"""Blocks of a key that go through the delta rule together, so that their sums hide each other's latency."""
+SSD_BLOCKS = 8
+"""The same of Mamba 2, which passes over a state once."""
 
-def decode_slab(size: int, sharing: int, packed: bool, in_buffer, out_buffer, operand_refs, out_ref) -> None:
-    """`in_buffer` and `out_buffer` hold blocks `[size, 128]`; `sharing` blocks of the slab read one key head.
 
-    operand_refs: q above k `[1, 1, 2 * keys, size]`, which are turned together; v, decay and, for the delta
-    rule, beta `[1, 1, slab, 128]`.
-    Two blocks go together: their sums hide each other's latency, and two of bfloat16 share their words.
+@dataclass(frozen=True, kw_only=True)
+class MatrixDecode:
+    """Slabs of `slab` blocks `[size, 128]` that read `keys` key heads.
+
+    key_slabs: of a sequence; `num_slabs // key_slabs` slabs after each other read the same keys.
+    packed: two blocks share the words.
     """
-    keys_ref, v_ref, decay_ref, *beta_refs = operand_refs
-    slab, num_keys = v_ref.shape[2], keys_ref.shape[2] // 2
-    columns = keys_ref[0, 0].T  # [size, 2 * keys]
-    alike = (keys_ref[0, 0, :num_keys] * keys_ref[0, 0, num_keys:]).sum(axis=1, keepdims=True)  # [keys, 1]
-    together = 2 if slab % 2 == 0 else 1
-    for first in range(0, slab, together):
-        blocks = range(first, first + together)
-        keys = {block: block // sharing for block in blocks}
 
-        def wide(row: int, keys=keys) -> dict[int, list[jax.Array]]:
-            """Rows of q and k, by block, the same on all lanes."""
-            tiles = {
-                key: [
-                    jnp.broadcast_to(columns[row : row + TILE_ROWS, at : at + 1], (TILE_ROWS, LANES))
-                    for at in (key, num_keys + key)
-                ]
-                for key in set(keys.values())
-            }
-            return {block: tiles[key] for block, key in keys.items()}
+    size: int
+    slab: int
+    num_slabs: int
+    keys: int
+    key_slabs: int
+    packed: bool
 
-        def rows_of(block: int, row: int, first=first) -> slice:
-            begin = (first // 2 if packed else block) * size + row
-            return slice(begin, begin + TILE_ROWS)
+    @property
+    def sharing(self) -> int:
+        """Blocks of a slab that read one key head."""
+        return max(self.slab // self.keys, 1)
 
-        def load(row: int, blocks=blocks, first=first, rows_of=rows_of) -> dict[int, jax.Array]:
-            return {b: unpack_rows(in_buffer[rows_of(b, row)], packed, b - first) for b in blocks}
+    def scratch(self, together: int) -> tuple[tuple[int, ...], ...]:
+        """Columns and products q . k of a group of sequences, and the tiles of two slabs."""
+        return (
+            (together, self.key_slabs, self.size, 2 * self.keys),
+            (together, self.key_slabs, self.keys, LANES),
+            *[(2 * self.keys, self.size, LANES)] * 2,
+        )
 
-        def store(row: int, states: dict[int, jax.Array], first=first, rows_of=rows_of) -> None:
-            if packed:
-                out_buffer[rows_of(first, row)] = pack_rows(list(states.values()), packed)
-                return
-            for block, state in states.items():
-                out_buffer[rows_of(block, row)] = pack_rows([state], packed)
+    def turn(self, rows: list[jax.Array], columns_ref: Any, alike_ref: Any) -> None:
+        """Fills columns and products. rows: of each sequence, by key slab, queries above keys."""
+        columns = jnp.concatenate(rows).T
+        for index in range(len(rows) * self.key_slabs):
+            at = index // self.key_slabs, index % self.key_slabs
+            columns_ref[at] = columns[:, index * 2 * self.keys : (index + 1) * 2 * self.keys]
+            first = at[1] * 2 * self.keys
+            q, k = (rows[at[0]][first + part * self.keys :][: self.keys] for part in range(2))
+            alike_ref[at] = jnp.broadcast_to((q * k).sum(axis=1, keepdims=True), (self.keys, LANES))
 
-        def on_lanes(ref, blocks=blocks) -> dict[int, jax.Array]:
-            return {block: ref[0, 0, block : block + 1] for block in blocks}
+    def spread(self, at: At, columns_ref: Any, tiles_ref: Any) -> None:
+        """Fills a slab's tiles."""
+        columns_ref = columns_ref.at[at.seq, self._key_slab(at)]
+        for row in range(0, self.size, TILE_ROWS):
+            here = slice(row, row + TILE_ROWS)
+            columns = columns_ref[here]
+            for key in range(2 * self.keys):
+                tile = jnp.broadcast_to(columns[:, key : key + 1], (TILE_ROWS, LANES))
+                tiles_ref[key, here] = tile
 
-        decay, added = on_lanes(decay_ref), on_lanes(v_ref)
-        zeros = jnp.zeros((TILE_ROWS, LANES), jnp.float32)
-        for beta_ref in beta_refs:
-            beta, seen = on_lanes(beta_ref), dict.fromkeys(blocks, zeros)
-            for row in range(0, size, TILE_ROWS):
-                tiles, states = wide(row), load(row)
-                seen = {b: seen[b] + tiles[b][1] * states[b] for b in blocks}
-            added = {b: beta[b] * (added[b] - decay[b] * seen[b].sum(axis=0, keepdims=True)) for b in blocks}
-        asked = dict.fromkeys(blocks, zeros)
-        for row in range(0, size, TILE_ROWS):
-            tiles, states = wide(row), load(row)
-            asked = {b: asked[b] + tiles[b][0] * states[b] for b in blocks}
-            store(row, {b: decay[b] * states[b] + tiles[b][1] * added[b] for b in blocks})
-        for b in blocks:
-            own = alike[keys[b] : keys[b] + 1] * added[b]
-            out_ref[0, 0, b : b + 1] = decay[b] * asked[b].sum(axis=0, keepdims=True) + own
+    def compute(self, at: At, in_buffer, out_buffer, vectors, alike_ref, tiles_ref, out_ref) -> None:
+        """vectors: v, decay and, for the delta rule, beta `[slab, 128]`; out_ref likewise."""
+        v_ref, decay_ref, *beta_refs = vectors
+        alike_ref = alike_ref.at[at.seq, self._key_slab(at)]
+        for blocks in self._groups(DELTA_BLOCKS if beta_refs else SSD_BLOCKS):
+            decay = {b: decay_ref[b : b + 1] for b in blocks}
+            added = {b: v_ref[b : b + 1] for b in blocks}
+            for beta_ref in beta_refs:
+                seen = dict.fromkeys(blocks, jnp.zeros((TILE_ROWS, LANES), jnp.float32))
+                for row in range(0, self.size, TILE_ROWS):
+                    k, states = (
+                        self._key(tiles_ref, self.keys, blocks, row),
+                        self._load(in_buffer, blocks, row),
+                    )
+                    seen = {b: seen[b] + k[b] * states[b] for b in blocks}
+                added = {
+                    b: beta_ref[b : b + 1] * (added[b] - decay[b] * seen[b].sum(axis=0, keepdims=True))
+                    for b in blocks
+                }
+            asked = dict.fromkeys(blocks, jnp.zeros((TILE_ROWS, LANES), jnp.float32))
+            for row in range(0, self.size, TILE_ROWS):
+                q, k = (self._key(tiles_ref, first, blocks, row) for first in (0, self.keys))
+                states = self._load(in_buffer, blocks, row)
+                asked = {b: asked[b] + q[b] * states[b] for b in blocks}
+                self._store(out_buffer, {b: decay[b] * states[b] + k[b] * added[b] for b in blocks}, row)
+            for b in blocks:
+                key = b // self.sharing
+                own = alike_ref[key : key + 1] * added[b]
+                out_ref[b : b + 1] = decay[b] * asked[b].sum(axis=0, keepdims=True) + own
+
+    def _key_slab(self, at: At) -> Any:
+        per_key = self.num_slabs // self.key_slabs
+        return at.slab // per_key if per_key > 1 else at.slab
+
+    def _groups(self, most: int) -> list[range]:
+        """Blocks that go together: up to `most` of one key head; two of bfloat16 share their words."""
+        together = max(n for n in range(1, most + 1) if self.sharing % n == 0)
+        if self.packed and together % 2:
+            together = 2
+        return [range(first, first + together) for first in range(0, self.slab, together)]
+
+    def _key(self, tiles_ref, first: int, blocks: range, row: int) -> dict[int, jax.Array]:
+        """Eight rows of each block's tile."""
+        keys = {b: first + b // self.sharing for b in blocks}
+        tiles = {key: tiles_ref[key, row : row + TILE_ROWS] for key in set(keys.values())}
+        return {b: tiles[key] for b, key in keys.items()}
+
+    def _load(self, words, blocks: range, row: int) -> dict[int, jax.Array]:
+        """Eight rows of the blocks."""
+        return {b: unpack_rows(words[self._rows(b, row)], self.packed, b % 2) for b in blocks}
+
+    def _store(self, words, states: dict[int, jax.Array], row: int) -> None:
+        """The inverse of `_load`."""
+        halves = 2 if self.packed else 1
+        for first in list(states)[::halves]:
+            values = [states[first + half] for half in range(halves)]
+            words[self._rows(first, row)] = pack_rows(values, self.packed)
+
+    def _rows(self, block: int, row: int) -> slice:
+        begin = (block // 2 if self.packed else block) * self.size + row
+        return slice(begin, begin + TILE_ROWS)

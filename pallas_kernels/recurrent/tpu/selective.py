@@ -18,7 +18,7 @@ from pallas_kernels.recurrent.inputs import SelectiveInputs
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
-from pallas_kernels.recurrent.tpu.decode_loop import DecodeLoop, DecodeOperand
+from pallas_kernels.recurrent.tpu.decode_loop import At, DecodeLoop, DecodeOperand
 from pallas_kernels.recurrent.tpu.prefill_loop import Operand, PrefillLoop
 from pallas_kernels.recurrent.tpu.schedule import cut, first_rows, tile, untile
 from pallas_kernels.recurrent.tpu.slabs import pack_rows, unpack_rows
@@ -53,44 +53,37 @@ def _rows_of_a(inputs: SelectiveInputs) -> jax.Array:
 def _decode(inputs: SelectiveInputs, step: Step) -> StepResult:
     """Outputs `[S, C]`."""
     rows = step.table.read.shape[0]
-    channels, size = step.place.shape
+    channels, _ = step.place.shape
     lines = channels // LANES
 
     def channel_operand(value: jax.Array) -> DecodeOperand:
-        return DecodeOperand(first_rows(value, rows).reshape(rows, 1, lines, LANES))
-
-    def scalar_operand(value: jax.Array) -> DecodeOperand:
-        return DecodeOperand(first_rows(value, rows).reshape(rows, 1, size), in_smem=True)
+        return DecodeOperand(first_rows(value, rows).reshape(rows, lines, LANES))
 
     out = channel_operand(inputs.x)
-    operands = [
-        out,
-        channel_operand(inputs.dt),
-        DecodeOperand(_rows_of_a(inputs), shared=True),
-        scalar_operand(inputs.b),
-        scalar_operand(inputs.c),
-    ]
+    operands = [out, channel_operand(inputs.dt), DecodeOperand(_rows_of_a(inputs), shared=True)]
+    b, c = (first_rows(value, rows).reshape(-1) for value in (inputs.b, inputs.c))
     loop = DecodeLoop(
         num_slabs=1,
         compute=partial(_decode_state, is_packed(step.place)),
         out=out,
         name="selective_scan_decode",
     )
-    y, pages = loop.run(operands, step)
+    y, pages = loop.run(operands, step, (b, c))
     return StepResult(y.reshape(rows, channels), pages)
 
 
-def _decode_state(packed: bool, in_buffer, out_buffer, operand_refs, out_ref) -> None:
+def _decode_state(packed: bool, at: At, in_buffer, out_buffer, operand_refs, scratch, out_ref) -> None:
     """One token on one state, 1,024 channels at a time."""
-    x_ref, dt_ref, a_ref, b_ref, c_ref = operand_refs
+    del scratch
+    b_ref, c_ref, x_ref, dt_ref, a_ref = operand_refs
     size, lines, _ = a_ref.shape
     halves = 2 if packed else 1
 
     def some_channels(index, _):
         first = pl.multiple_of(index * TILE_ROWS, TILE_ROWS)
         here = pl.ds(first, TILE_ROWS)
-        dt = dt_ref[0, 0, here]
-        added = dt * x_ref[0, 0, here]
+        dt = dt_ref[at.seq, here]
+        added = dt * x_ref[at.seq, here]
         total = jnp.zeros_like(dt)
         for pair in range(size // halves):
             words = pl.ds(pl.multiple_of(pair * lines + first, TILE_ROWS), TILE_ROWS)
@@ -98,10 +91,10 @@ def _decode_state(packed: bool, in_buffer, out_buffer, operand_refs, out_ref) ->
             for half in range(halves):
                 n = pair * halves + half
                 state = jnp.exp(dt * a_ref[n, here]) * unpack_rows(old, packed, half)
-                new.append(state + added * b_ref[0, 0, n])
-                total += new[-1] * c_ref[0, 0, n]
+                new.append(state + added * b_ref[at.row * size + n])
+                total += new[-1] * c_ref[at.row * size + n]
             out_buffer[words] = pack_rows(new, packed)
-        out_ref[0, 0, here] = total
+        out_ref[at.seq, here] = total
 
     lax.fori_loop(0, lines // TILE_ROWS, some_channels, None, unroll=4)
 

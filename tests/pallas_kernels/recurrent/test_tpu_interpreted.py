@@ -59,11 +59,20 @@ def test_a_mixed_step_with_checkpoints(operation, dtype, page_rows):
     check(step, "pallas_tpu")
 
 
-def test_decodes_of_several_slabs():
-    """More slabs than buffers, and a row of padding."""
+@pytest.mark.parametrize("operation", [mamba2(8, 64, 8), delta(2, 4, 8, 128)], ids=["mamba2", "delta"])
+def test_decodes_of_several_slabs(operation, monkeypatch):
+    """More slabs than buffers, several of which read one key, and a row of padding."""
+    monkeypatch.setattr(matrices, "DECODE_BLOCKS", 1)
     sequences = [Sequence(before=4, new=1, in_place=row % 2 == 0) for row in range(3)]
-    step = make_step(mamba2(32, 64, 8), sequences, page_rows=64, spare_rows=1, decode_only=True)
-    check(step, "pallas_tpu")
+    check(make_step(operation, sequences, page_rows=16, spare_rows=1, decode_only=True), "pallas_tpu")
+
+
+@pytest.mark.parametrize("operation", [mamba1(1024, 2), mamba2(4, 32, 8)], ids=["mamba1", "mamba2"])
+def test_more_decodes_than_buffers(operation):
+    """Two groups of sequences, the second not a whole one."""
+    sequences = [Sequence(before=4, new=1, in_place=row % 3 == 0) for row in range(9)]
+    sequences.append(Sequence(before=0, new=1, starts_from_zeros=True, checkpoints=(1,)))
+    check(make_step(operation, sequences, page_rows=16, spare_rows=1, decode_only=True), "pallas_tpu")
 
 
 def test_keys_that_hardly_differ(monkeypatch):

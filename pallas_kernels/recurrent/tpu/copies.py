@@ -1,0 +1,127 @@
+"""Slabs of one part of many states on their way through VMEM, a few buffers in and as many out.
+
+step      0    1    2    3    4            AHEAD = 3 steps are on their way in while one is computed;
+in       s0   s1   s2   s3   s4 ...        a buffer out is free again when BUFFERS steps have passed
+out                s0   s1 ...
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+
+from pallas_kernels.batch import RaggedBatch
+from pallas_kernels.layout import LANES
+from pallas_kernels.recurrent.state_place import StatePlace
+from pallas_kernels.recurrent.state_table import StateTable
+from pallas_kernels.recurrent.tpu.slabs import SlabPlan, StatePages, state_pages
+
+BUFFERS = 8
+"""Slabs in flight each way, a power of two: a slot is then a mask of the step's number."""
+AHEAD = BUFFERS - 1
+
+
+class PartTables(NamedTuple):
+    """Where decodes read, write and keep a part, in SMEM. `reads` go on for AHEAD states that are not real:
+    so the last steps may ask for more. checkpoints: None where no states can be kept.
+    """
+
+    reads: StatePages
+    writes: StatePages
+    checkpoints: StatePages | None
+
+    @classmethod
+    def of(cls, batch: RaggedBatch, table: StateTable, place: StatePlace) -> "PartTables":
+        """Those of a step's decodes."""
+        rows, kept = table.checkpoint_lens.shape
+        decodes = jnp.arange(rows) < batch.num_decodes
+        reads = state_pages(table.read, decodes, place)
+        reached = decodes[:, None] & (table.checkpoint_lens == batch.seq_lens[:, None])
+        return cls(
+            reads=reads._replace(live=jnp.pad(reads.live, (0, AHEAD))),
+            writes=state_pages(table.write, decodes, place),
+            checkpoints=state_pages(table.checkpoint, reached, place) if kept else None,
+        )
+
+
+class Copies(NamedTuple):
+    """Copies of a part, one slab a step: step s is slab `s % num_slabs` of sequence `s // num_slabs`.
+
+    inward, outward `uint32[BUFFERS, rows, 128]` in VMEM; the semaphores `[BUFFERS]` each.
+    """
+
+    plan: SlabPlan
+    tables: PartTables
+    pages_ref: Any
+    inward: Any
+    outward: Any
+    arrivals: Any
+    departures: Any
+
+    @staticmethod
+    def scratch(plan: SlabPlan) -> list[Any]:
+        """The shapes of `inward`, `outward`, `arrivals` and `departures`."""
+        buffer = pltpu.VMEM((BUFFERS, plan.rows, LANES), jnp.uint32)
+        semaphores = pltpu.SemaphoreType.DMA((BUFFERS,))
+        return [buffer, buffer, semaphores, semaphores]
+
+    def open(self, here: jax.Array) -> None:
+        """Asks for the first AHEAD slabs if `here`. A loop: its turns cost nothing elsewhere."""
+        lax.fori_loop(0, jnp.where(here, AHEAD, 0), lambda step, _: self._fetch(step), None)
+
+    def take(self, step: jax.Array) -> Any:
+        """The buffer with the step's slab, once it is there; zeros for a state that is not real."""
+        seq, _ = self._at(step)
+        buffer, semaphore = self.inward.at[_slot(step)], self.arrivals.at[_slot(step)]
+        self.plan.wait(self.tables.reads, seq, buffer, semaphore)
+        self.plan.clear(self.tables.reads, seq, buffer)
+        return buffer
+
+    def room(self, step: jax.Array) -> Any:
+        """The buffer for what becomes of the step's slab, once what was in it has gone."""
+
+        @pl.when(step >= BUFFERS)
+        def _():
+            self._wait_until_gone(step - BUFFERS)
+
+        return self.outward.at[_slot(step)]
+
+    def give(self, step: jax.Array) -> None:
+        """Writes the step's slab, now in `room`, and asks for the one AHEAD."""
+        seq, slab = self._at(step)
+        _, writes, checkpoints = self.tables
+        buffer, semaphore = self.outward.at[_slot(step)], self.departures.at[_slot(step)]
+        if checkpoints is not None:
+            kept = checkpoints.live.shape[0] // writes.live.shape[0]
+            for state in (seq * kept + index for index in range(kept)):
+                self.plan.start(self.pages_ref, checkpoints, state, slab, buffer, semaphore, to_pool=True)
+                self.plan.wait(checkpoints, state, buffer, semaphore)
+        self.plan.start(self.pages_ref, writes, seq, slab, buffer, semaphore, to_pool=True)
+        self._fetch(step + AHEAD)
+
+    def close(self, here: jax.Array, num_steps: jax.Array) -> None:
+        """Waits for the last slabs of `num_steps` if `here`."""
+        first = jnp.where(here, jnp.maximum(num_steps - BUFFERS, 0), num_steps)
+        lax.fori_loop(first, num_steps, lambda step, _: self._wait_until_gone(step), None)
+
+    def _at(self, step: Any) -> tuple[Any, Any]:
+        if self.plan.num_slabs == 1:
+            return step, 0
+        return lax.div(step, self.plan.num_slabs), lax.rem(step, self.plan.num_slabs)
+
+    def _fetch(self, step: Any) -> None:
+        buffer, semaphore = self.inward.at[_slot(step)], self.arrivals.at[_slot(step)]
+        reads = self.tables.reads
+        self.plan.start(self.pages_ref, reads, *self._at(step), buffer, semaphore, to_pool=False)
+
+    def _wait_until_gone(self, step: Any) -> None:
+        seq, _ = self._at(step)
+        slot = _slot(step)
+        self.plan.wait(self.tables.writes, seq, self.outward.at[slot], self.departures.at[slot])
+
+
+def _slot(step: Any) -> Any:
+    return step & (BUFFERS - 1)
