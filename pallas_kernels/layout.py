@@ -191,7 +191,7 @@ class AttentionPageLayout:
             words = lax.bitcast_convert_type(elements.astype(jnp.float32), jnp.uint32)
             return tuple(jnp.split(words, self.token_words[:-1], axis=-1))
         bits = lax.bitcast_convert_type(elements.astype(jnp.bfloat16), jnp.uint16).astype(jnp.uint32)
-        low, high = (jnp.concatenate([bits[..., piece] for piece in half], axis=-1) for half in self._halves)
+        low, high = (jnp.concatenate([bits[..., piece] for piece in half], axis=-1) for half in self.halves)
         return (low | (high << 16),)
 
     def strips(self, planes: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
@@ -230,7 +230,7 @@ class AttentionPageLayout:
         if not self.latent and self.head_size == self.value_size:
             return KeysValues(*strips)
         pieces: list[tuple[int, jax.Array]] = []
-        for half, strip in zip(self._halves, strips, strict=True):
+        for half, strip in zip(self.halves, strips, strict=True):
             at = 0
             for piece in half:
                 size = piece.stop - piece.start
@@ -255,7 +255,7 @@ class AttentionPageLayout:
         return self.join(self.strips(planes))
 
     @property
-    def _halves(self) -> tuple[list[slice], list[slice]]:
+    def halves(self) -> tuple[list[slice], list[slice]]:
         """Which of a bfloat16 token's elements (K, then V) are the low and the high halves of its words."""
         size, size_v = self.head_size, self.value_size
         if self.latent:

@@ -36,36 +36,35 @@ def paged_attention_gpu(
 ) -> jax.Array:
     """Same contract as `paged_attention_reference`. `interpret` is `plgpu.kernel`'s.
 
-    Raises ValueError where a group has so many query heads that no tile fits.
+    Raises ValueError where no tile of queries fits.
     """
     heads = settings.layout.num_kv_heads
     group = q.shape[1] // heads
     static = replace(settings, layer_slot=0, sinks=None)  # a kernel's settings hold no arrays
-    pool = pages.reshape(pages.shape[0], -1, settings.layout.head_size)
 
     def attend(tiles: Tiles, rows: int, call: TilePlan | WgmmaPlan) -> jax.Array:
-        tiled = tile_queries(q, tiles, heads, rows)
+        tiled = tile_queries(q, tiles, heads * call.head_tiles, rows)
         layer_slot = jnp.asarray(settings.layer_slot, jnp.int32).reshape(1)
         schedule = (tiles.seq, tiles.position, tiles.num_queries)
         scalars = TileScalars(layer_slot, *schedule, table.first_block, table.block_ids)
         if isinstance(call, WgmmaPlan):
-            parts = attend_wide_tiles(scalars, tiled, pool, call, interpret=interpret)
+            parts = attend_wide_tiles(scalars, tiled, pages, call, interpret=interpret)
         else:
             terms = jnp.stack(terms_of(tiled, count_terms(q.dtype)), axis=2)
-            parts = attend_tiles(scalars, terms, pool, call, interpret=interpret)
-        return merge_parts(parts, settings, group)
+            parts = attend_tiles(scalars, terms, pages, call, interpret=interpret)
+        return merge_parts(parts, settings, call.group)
 
     decode = plan_decode(static, group, batch.seq_lens.shape[0], table, q.dtype)
-    out = untile_decodes(attend(decode_tiles(batch), decode.rows, decode.call), batch, group)
+    out = untile_decodes(attend(decode_tiles(batch), decode.rows, decode.call), batch, decode.call.group)
     if not batch.decode_only:
         prefill = plan_prefill(static, group, q.dtype, compute_capability())
         tiled = attend(prefill_tiles(batch, prefill.size), prefill.rows, prefill.call)
-        out = out + untile_prefills(tiled, batch, prefill.size, group)
+        out = out + untile_prefills(tiled, batch, prefill.size, prefill.call.group)
     return out.astype(q.dtype)
 
 
 def merge_parts(parts: Parts, settings: AttentionSettings, group: int) -> jax.Array:
-    """The mean over all splits, float32 `[N, Hkv, rows, D]`; sinks take their share of the weight."""
+    """The mean over all splits, float32 `[N, H, rows, Dv]`; sinks take their share of the weight."""
     mean = parts.mean.astype(jnp.float32).sum(axis=3)
     mass = parts.mass
     if settings.sinks is None and mass.shape[2] == 1:

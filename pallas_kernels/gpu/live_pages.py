@@ -14,12 +14,14 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels.gpu.numbers import numbers_of_words
 from pallas_kernels.gpu.shared_memory import swizzled
-from pallas_kernels.gpu.terms import terms_of_words
+from pallas_kernels.gpu.terms import FLOAT32_TERMS, terms_of
+from pallas_kernels.gpu.token_words import Lanes, Place, Strip, lanes_in, rows_of_plane, strips_of
+from pallas_kernels.layout import float_of
 from pallas_kernels.settings import AttentionSettings
 
-UNPACKED_WORDS = 4096  # at a time: 32 registers a thread
-COPY_SWIZZLE = 128  # bytes
+UNPACKED_ROWS = 32  # tokens at a time: with 128 words of each 32 registers a thread
 
 
 class TileScalars(NamedTuple):
@@ -55,10 +57,28 @@ class Chunking:
         """Pieces of a chunk."""
         return self.chunk // self.piece
 
-    def buffers(self) -> Any:
-        """Shared memory for the words of chunks, `uint32[stages, planes, chunk, D]`."""
-        layout = self.settings.layout
-        return swizzled((self.stages, layout.planes, self.chunk, layout.head_size), jnp.uint32)
+    @property
+    def lanes(self) -> Lanes:
+        """Elements of the arrays' swizzled rows."""
+        lanes = lanes_in(self.settings.layout)
+        assert lanes is not None  # refused otherwise
+        return lanes
+
+    def views(self, pages: jax.Array) -> tuple[jax.Array, ...]:
+        """The pool as each plane is read: rows of one token's words, or as words where a token has one."""
+        words = self.settings.layout.token_words
+        return tuple(
+            pages.reshape(pages.shape[0], -1, size) if size > 1 else pages.reshape(pages.shape[0], -1)
+            for size in words
+        )
+
+    def buffers(self) -> tuple[Any, ...]:
+        """Shared memory for the words of chunks, `uint32[stages, chunk, words of a token]` for each plane."""
+        lead = (self.stages, self.chunk)
+        return tuple(
+            swizzled((*lead, size), jnp.uint32, lanes) if size > 1 else plgpu.SMEM(lead, jnp.uint32)
+            for size, lanes in zip(self.settings.layout.token_words, self.lanes.words, strict=True)
+        )
 
     def barriers(self) -> Any:
         """One barrier for each buffer."""
@@ -99,16 +119,26 @@ class TileView(NamedTuple):
         return (self.first + index * chunking.pieces) * chunking.piece
 
 
+class Scales(NamedTuple):
+    """What the 8-bit K and V of each token of a chunk are multiplied by, float32 `[chunk]`."""
+
+    keys: jax.Array
+    values: jax.Array
+
+
 @dataclass(frozen=True, kw_only=True)
 class PageStream:
-    """The chunks of one tile and KV head; `scalars` and the references are a kernel's."""
+    """The chunks of one tile and KV head; `scalars` and the references are a kernel's.
+
+    `views` and `buffers` have one for each plane.
+    """
 
     chunking: Chunking
     view: TileView
     head: jax.Array
     scalars: TileScalars
-    pages: Any
-    buffers: Any
+    views: tuple[Any, ...]
+    buffers: tuple[Any, ...]
     barriers: Any
 
     def fetch(self, index: jax.Array, slot: jax.Array) -> None:
@@ -126,37 +156,62 @@ class PageStream:
                 entry = lax.div(piece, pieces_of_page) - first_block
                 page = self.scalars.block_ids[self.view.seq, entry] * settings.layer_slots + layer_slot
                 offset = lax.rem(piece, pieces_of_page) * piece_tokens
-                for plane in range(layout.planes):
-                    row = (self.head * layout.planes + plane) * layout.block_size + offset
+                for plane, (view, buffer) in enumerate(zip(self.views, self.buffers, strict=True)):
+                    rows = rows_of_plane(layout, plane)
+                    assert rows is not None  # refused otherwise
                     plgpu.copy_gmem_to_smem(
-                        self.pages.at[page, pl.ds(row, piece_tokens)],
-                        self.buffers.at[slot, plane, pl.ds(part * piece_tokens, piece_tokens)],
+                        view.at[page, pl.ds(rows.first + self.head * rows.step + offset, piece_tokens)],
+                        buffer.at[slot, pl.ds(part * piece_tokens, piece_tokens)],
                         self.barriers.at[slot],
                     )
 
             @pl.when(piece >= self.view.last)
             def _():
-                for _ in range(layout.planes):
+                for _ in self.buffers:
                     plgpu.barrier_arrive(self.barriers.at[slot])
 
     def unpack(self, index: jax.Array, slot: jax.Array, keys_smem: Any, values_smem: Any) -> None:
         """K and V of chunk number `index`, in buffer `slot`, as bfloat16 terms `[terms, chunk, D]`.
 
-        V is 0 outside what the tile sees.
+        Both are 0 outside what the tile sees: a weight of 0 would not hide a NaN of V there. Latents have no
+        `values_smem`. Scales are left out.
         """
-        layout = self.chunking.settings.layout
-        _, chunk, head_size = keys_smem.shape
-        size = chunk
-        while size * head_size > UNPACKED_WORDS:
-            size //= 2
-        copied = plgpu.Layout.SMEM_GMEM_COPY((size, head_size), jnp.uint32, COPY_SWIZZLE)
+        layout, lanes = self.chunking.settings.layout, self.chunking.lanes
         start = self.view.chunk_start(index, self.chunking)
-        for begin in range(0, chunk, size):
-            at = pl.ds(begin, size)
-            planes = [plgpu.load(self.buffers.at[slot, p, at], layout=copied) for p in range(layout.planes)]
-            token = start + begin + plgpu.broadcasted_iota(jnp.int32, planes[0].shape, 0, layout=copied)
-            live = (token >= self.view.start) & (token < self.view.stop)
-            keys, values = terms_of_words(planes, live, layout)
-            for parts, ref in ((keys, keys_smem), (values, values_smem)):
-                for term, part in enumerate(parts):
-                    ref[term, at] = part
+        for begin in range(0, self.chunking.chunk, UNPACKED_ROWS):
+            tokens = pl.ds(begin, UNPACKED_ROWS)
+            for strip in strips_of(layout):
+                width = lanes.words[strip.plane]
+                for columns in strip.pieces(width):
+                    shape = (UNPACKED_ROWS, columns.stop - columns.start)
+                    copied = plgpu.Layout.SMEM_GMEM_COPY(shape, jnp.uint32, 4 * width)
+                    at = pl.ds(columns.start, shape[1])
+                    words = plgpu.load(self.buffers[strip.plane].at[slot, tokens, at], layout=copied)
+                    token = start + begin + plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=copied)
+                    words = jnp.where(self._is_live(token), words, jnp.uint32(0))
+                    for place, terms in self._numbers(strip, words):
+                        ref = values_smem if place.of_values else keys_smem
+                        target = pl.ds(place.first + columns.start - strip.begin, shape[1])
+                        for term, part in enumerate(terms):
+                            ref[term, tokens, target] = part
+
+    def _numbers(self, strip: Strip, words: jax.Array) -> list[tuple[Place, list[jax.Array]]]:
+        """The numbers of a strip's words as terms, and where they go."""
+        if strip.high is None:
+            return [(strip.low, terms_of(float_of(words), FLOAT32_TERMS))]
+        numbers = numbers_of_words(words, self.chunking.settings.layout.dtype, strip.byte)
+        return [(strip.low, [numbers.low]), (strip.high, [numbers.high])]
+
+    def _is_live(self, token: jax.Array) -> jax.Array:
+        """Whether some query of the tile sees the token at a position."""
+        return (token >= self.view.start) & (token < self.view.stop)
+
+    def scales(self, index: jax.Array, slot: jax.Array, layout: Any) -> Scales:
+        """Of chunk number `index`, in buffer `slot`, in registers of `layout`.
+
+        V's are 0 outside what the tile sees.
+        """
+        keys, values = (float_of(plgpu.load(buffer.at[slot], layout=layout)) for buffer in self.buffers[1:])
+        start = self.view.chunk_start(index, self.chunking)
+        token = start + plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=layout)
+        return Scales(keys, jnp.where(self._is_live(token), values, 0.0))

@@ -5,13 +5,15 @@ from typing import Any
 import jax.numpy as jnp
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-TILE_LANES = 32
+TILE_LANES, FEWEST_LANES = 32, 16  # elements of a swizzled row: at most, at least
 
 
-def swizzled(shape: tuple[int, ...], dtype: Any) -> Any:
-    """Scratch memory in swizzled tiles of 8 rows and 32 elements: 8 rows or 32 columns can be read alone."""
+def swizzled(shape: tuple[int, ...], dtype: Any, lanes: int = TILE_LANES) -> Any:
+    """Scratch memory in swizzled tiles of 8 rows and `lanes` elements: 8 rows or a tile's columns can be read
+    alone.
+    """
     # The stubs take both transforms for abstract classes.
     tiles: Any = plgpu.TilingTransform
     swizzle: Any = plgpu.SwizzleTransform
     size = jnp.dtype(dtype).itemsize
-    return plgpu.SMEM(shape, dtype, transforms=(tiles((8, TILE_LANES)), swizzle(TILE_LANES * size)))
+    return plgpu.SMEM(shape, dtype, transforms=(tiles((8, lanes)), swizzle(lanes * size)))

@@ -5,20 +5,17 @@ give the product of two float32 to float32's own precision.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
-
-from pallas_kernels.layout import AttentionPageLayout, float_of
 
 FLOAT32_TERMS = 3
+ONE_TERM = tuple(map(jnp.dtype, ("bfloat16", "float8_e4m3fn", "int8")))
 
 
 def count_terms(dtype: jax.typing.DTypeLike) -> int:
-    """Terms that hold every value of a float dtype of at most 32 bits."""
-    return 1 if jnp.dtype(dtype) == jnp.bfloat16 else FLOAT32_TERMS
+    """Terms that hold every number of a dtype: one but for wider floats than bfloat16."""
+    return 1 if jnp.dtype(dtype) in ONE_TERM else FLOAT32_TERMS
 
 
 def terms_of(x: jax.Array, count: int) -> list[jax.Array]:
@@ -45,25 +42,3 @@ def add_products(
     for i, j in sorted(pairs, key=sum, reverse=True):
         total = add_product(total, a[i], b[j])
     return total
-
-
-class KeyValueTerms(NamedTuple):
-    """K and V of the same tokens as terms."""
-
-    keys: list[jax.Array]
-    values: list[jax.Array]
-
-
-def terms_of_words(
-    planes: Sequence[jax.Array], live: jax.Array, layout: AttentionPageLayout
-) -> KeyValueTerms:
-    """K and V from the words of their planes, of any one shape; V is 0 where `live` is false.
-
-    A weight of 0 would not hide a NaN there.
-    """
-    if layout.planes == 1:
-        words = planes[0]
-        halves = (words.astype(jnp.uint16), (jnp.where(live, words, jnp.uint32(0)) >> 16).astype(jnp.uint16))
-        return KeyValueTerms(*([lax.bitcast_convert_type(half, jnp.bfloat16)] for half in halves))
-    keys, values = float_of(planes[0]), float_of(planes[1])
-    return KeyValueTerms(terms_of(keys, FLOAT32_TERMS), terms_of(jnp.where(live, values, 0.0), FLOAT32_TERMS))

@@ -1,7 +1,8 @@
 """Cutting a step's queries into tiles for the kernels, and the tiles' results back to token order.
 
-Row `r` of a tile is query head `r % group` (of the KV head's) of the tile's token `r // group`; rows past the
-last token hold some other query, and what they give is not used.
+Row `r` of a tile is query head `r % group` (of the tile's) of the tile's token `r // group`; rows past the
+last token hold some other query, and what they give is not used. Where one tile has no room for all query
+heads of a KV head, several tiles share it: H is KV heads times those.
 """
 
 from typing import NamedTuple
@@ -43,7 +44,7 @@ def prefill_tiles(batch: RaggedBatch, size: int) -> Tiles:
 
 
 def tile_queries(q: jax.Array, tiles: Tiles, heads: int, rows: int) -> jax.Array:
-    """`q [T, Hq, D]` as tiles `[N, Hkv, rows, D]`."""
+    """`q [T, Hq, D]` as tiles `[N, H, rows, D]`; `heads` is H."""
     tokens, q_heads, head_size = q.shape
     group = q_heads // heads
     per_tile = -(-rows // group)
@@ -53,7 +54,7 @@ def tile_queries(q: jax.Array, tiles: Tiles, heads: int, rows: int) -> jax.Array
 
 
 def untile_decodes(tiled: jax.Array, batch: RaggedBatch, group: int) -> jax.Array:
-    """Results `[S, Hkv, rows, D]` of decode tiles in token order `[T, Hkv * group, D]`, else 0."""
+    """Results `[S, H, rows, D]` of decode tiles in token order `[T, H * group, D]`, else 0."""
     seqs, heads, _, head_size = tiled.shape
     seq = jnp.minimum(batch.seq_ids, seqs - 1)
     out = tiled[seq, :, :group].reshape(seq.shape[0], heads * group, head_size)
@@ -61,7 +62,7 @@ def untile_decodes(tiled: jax.Array, batch: RaggedBatch, group: int) -> jax.Arra
 
 
 def untile_prefills(tiled: jax.Array, batch: RaggedBatch, size: int, group: int) -> jax.Array:
-    """Results `[N, Hkv, rows, D]` of tiles of `size` queries in token order `[T, Hkv * group, D]`, else 0."""
+    """Results `[N, H, rows, D]` of tiles of `size` queries in token order `[T, H * group, D]`, else 0."""
     count, heads, _, head_size = tiled.shape
     tokens, seqs = batch.positions.shape[0], batch.seq_lens.shape[0]
     seq = jnp.minimum(batch.seq_ids, seqs - 1)

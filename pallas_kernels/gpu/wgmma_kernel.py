@@ -29,14 +29,19 @@ COMPUTING_REGISTERS = 216
 
 @dataclass(frozen=True, kw_only=True)
 class WgmmaPlan:
-    """Static sizes of a call: query heads of a KV head, chunks."""
+    """Static sizes of a call: query heads of a tile, tiles that share a KV head, chunks."""
 
     group: int
+    head_tiles: int
     chunking: Chunking
 
 
 class _Scratch(NamedTuple):
-    """Shared memory of a block. Only the interpreter has `weights`: it knows no operands in registers."""
+    """Shared memory of a block.
+
+    Means take the place of queries but where V is of another size: there is `mean`. Only 8-bit pages have
+    `scales` (K's, then V's), and only the interpreter `weights`: it knows no operands in registers.
+    """
 
     q: Any
     buffers: Any
@@ -47,32 +52,40 @@ class _Scratch(NamedTuple):
     barriers: Any
     unpacked: Any
     consumed: Any
+    mean: Any = None
+    scales: Any = None
     weights: Any = None
 
 
 def attend_wide_tiles(
     scalars: TileScalars, q: jax.Array, pages: jax.Array, plan: WgmmaPlan, *, interpret: Any = None
 ) -> Parts:
-    """Attention of tiles `q bfloat16[N, Hkv, 128, D]`, over `pages uint32[pages, page words / D, D]`."""
+    """Attention of tiles `q bfloat16[N, Hkv, 128, D]`, over the pool `pages uint32[pages, rows, 128]`."""
     tiles, heads, rows, head_size = q.shape
-    chunk = plan.chunking.chunk
+    chunk, lanes, layout = plan.chunking.chunk, plan.chunking.lanes, plan.chunking.settings.layout
+    value_size = layout.value_size
     scratch = _Scratch(
-        q=swizzled((GROUPS, GROUP_ROWS, head_size), jnp.bfloat16),
+        q=swizzled((GROUPS, GROUP_ROWS, head_size), jnp.bfloat16, lanes.keys),
         buffers=plan.chunking.buffers(),
-        keys=swizzled((UNPACKED_STAGES, 1, chunk, head_size), jnp.bfloat16),
-        values=swizzled((UNPACKED_STAGES, 1, chunk, head_size), jnp.bfloat16),
+        keys=swizzled((UNPACKED_STAGES, 1, chunk, head_size), jnp.bfloat16, lanes.keys),
+        values=swizzled((UNPACKED_STAGES, 1, chunk, value_size), jnp.bfloat16, lanes.values),
         mass=plgpu.SMEM((GROUPS, GROUP_ROWS), jnp.float32),
         q_barrier=plgpu.Barrier(num_barriers=GROUPS),
         barriers=plan.chunking.barriers(),
         unpacked=plgpu.Barrier(num_barriers=UNPACKED_STAGES),
         consumed=plgpu.Barrier(num_barriers=UNPACKED_STAGES, num_arrivals=GROUPS),
     )
+    if value_size != head_size:
+        mean = swizzled((GROUPS, GROUP_ROWS, value_size), jnp.bfloat16, lanes.values)
+        scratch = scratch._replace(mean=mean)
+    if layout.is_quantised:
+        scratch = scratch._replace(scales=plgpu.SMEM((UNPACKED_STAGES, 2, chunk), jnp.float32))
     if interpret is not None:
         scratch = scratch._replace(weights=swizzled((GROUPS, GROUP_ROWS, chunk), jnp.bfloat16))
     parts = plgpu.kernel(
         partial(_kernel, plan),
         out_type=(
-            jax.ShapeDtypeStruct((tiles, heads, 1, 1, rows, head_size), jnp.bfloat16),
+            jax.ShapeDtypeStruct((tiles, heads, 1, 1, rows, value_size), jnp.bfloat16),
             jax.ShapeDtypeStruct((tiles, heads, 1, rows), jnp.float32),
         ),
         scratch_types=scratch,
@@ -84,14 +97,14 @@ def attend_wide_tiles(
             approx_math=True, lowering_semantics=plgpu.LoweringSemantics.Lane
         ),
         **({} if interpret is None else {"interpret": interpret}),
-    )(*scalars, q, pages)
+    )(*scalars, q, plan.chunking.views(pages))
     return Parts(*parts)
 
 
 def _kernel(plan: WgmmaPlan, *refs: Any) -> None:
     """`refs`: the scalars, q, the pool, mean and mass, scratch memory."""
     scalars, refs = TileScalars(*refs[: len(TileScalars._fields)]), refs[len(TileScalars._fields) :]
-    q_ref, pages_ref, mean_ref, mass_ref = refs[:4]
+    q_ref, views, mean_ref, mass_ref = refs[:4]
     scratch = _Scratch(*refs[4:])
     tile, head, threads = (lax.axis_index(name) for name in ("tile", "head", "threads"))
     view = TileView.read(scalars, tile, plan.chunking)
@@ -105,9 +118,9 @@ def _kernel(plan: WgmmaPlan, *refs: Any) -> None:
         stream = PageStream(
             chunking=plan.chunking,
             view=view,
-            head=head,
+            head=lax.div(head, jnp.int32(plan.head_tiles)),
             scalars=scalars,
-            pages=pages_ref,
+            views=views,
             buffers=scratch.buffers,
             barriers=scratch.barriers,
         )
@@ -123,7 +136,8 @@ def _kernel(plan: WgmmaPlan, *refs: Any) -> None:
         plgpu.barrier_wait(scratch.q_barrier.at[threads])
         _compute(plan, view, threads, scratch)
         plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(mine, mean_ref.at[tile, head, 0, 0, rows])
+        mean = mine if scratch.mean is None else scratch.mean.at[threads]
+        plgpu.copy_smem_to_gmem(mean, mean_ref.at[tile, head, 0, 0, rows])
         plgpu.copy_smem_to_gmem(scratch.mass.at[threads], mass_ref.at[tile, head, 0, rows])
         plgpu.wait_smem_to_gmem(0)
 
@@ -142,6 +156,10 @@ def _feed(plan: WgmmaPlan, stream: PageStream, scratch: _Scratch) -> None:
             plgpu.barrier_wait(scratch.consumed.at[target])
 
         stream.unpack(index, slot, scratch.keys.at[target], scratch.values.at[target])
+        if scratch.scales is not None:
+            scales = stream.scales(index, slot, plgpu.Layout.WGMMA.reduce(0))
+            scratch.scales[target, 0] = scales.keys
+            scratch.scales[target, 1] = scales.values
         plgpu.commit_smem()
         plgpu.barrier_arrive(scratch.unpacked.at[target])
         pl.when(index + stages < chunks)(lambda: stream.fetch(index + stages, slot))
@@ -154,11 +172,12 @@ def _feed(plan: WgmmaPlan, stream: PageStream, scratch: _Scratch) -> None:
 
 
 def _compute(plan: WgmmaPlan, view: TileView, threads: jax.Array, scratch: _Scratch) -> None:
-    """Attention of this group's rows: the mean replaces the queries in shared memory."""
+    """Attention of this group's rows, left in shared memory."""
     chunking, settings = plan.chunking, plan.chunking.settings
     chunk = chunking.chunk
     q = scratch.q.at[threads]
-    rows, head_size = GROUP_ROWS, scratch.q.shape[-1]
+    rows = GROUP_ROWS
+    value_size = scratch.values.shape[-1]
     layout = plgpu.Layout.WGMMA
 
     def filled(shape, value):
@@ -168,6 +187,13 @@ def _compute(plan: WgmmaPlan, view: TileView, threads: jax.Array, scratch: _Scra
     def across(column, size):
         """`[rows]` repeated to `[rows, size]`."""
         return plgpu.layout_cast(lax.broadcast_in_dim(column, (rows, size), [0]), layout)
+
+    def scales_of(slot, index):
+        """K's or V's of a chunk, repeated to `[rows, chunk]`; None where there are none."""
+        if scratch.scales is None:
+            return None
+        row = plgpu.load(scratch.scales.at[slot, index], layout=layout.reduce(0))
+        return plgpu.layout_cast(lax.broadcast_in_dim(row, (rows, chunk), [1]), layout)
 
     def products_with_keys(slot):
         def multiply(total):
@@ -189,13 +215,16 @@ def _compute(plan: WgmmaPlan, view: TileView, threads: jax.Array, scratch: _Scra
             plgpu.wgmma(product, scratch.weights.at[threads], values)
             return product[...]
 
-        return total + pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((rows, head_size), jnp.float32))
+        return total + pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((rows, value_size), jnp.float32))
 
     def add_chunk(masked, index, state):
         weighted, top, total = state
         slot = lax.rem(index, jnp.int32(UNPACKED_STAGES))
         plgpu.barrier_wait(scratch.unpacked.at[slot])
-        scores = scaled_scores(products_with_keys(slot), settings)
+        products = products_with_keys(slot)
+        if (key_scales := scales_of(slot, 0)) is not None:
+            products = products * key_scales
+        scores = scaled_scores(products, settings)
         if masked:
             first_row = view.position * plan.group + threads * GROUP_ROWS
             start = view.chunk_start(index, chunking)
@@ -205,18 +234,21 @@ def _compute(plan: WgmmaPlan, view: TileView, threads: jax.Array, scratch: _Scra
         shrink = jnp.exp2(top - new_top)
         weights = jnp.exp2(scores - across(new_top, chunk))
         total = total * shrink + weights.sum(axis=1)
-        weighted = add_values(weighted * across(shrink, head_size), weights.astype(jnp.bfloat16), slot)
+        if (value_scales := scales_of(slot, 1)) is not None:
+            weights = weights * value_scales
+        weighted = add_values(weighted * across(shrink, value_size), weights.astype(jnp.bfloat16), slot)
         plgpu.barrier_arrive(scratch.consumed.at[slot])
         return weighted, new_top, total
 
-    state = (filled((rows, head_size), 0), filled((rows,), HIDDEN), filled((rows,), 0))
+    state = (filled((rows, value_size), 0), filled((rows,), HIDDEN), filled((rows,), 0))
     bounds = _unmasked_chunks(view, chunking)
     if settings.span is not None:
         state = lax.fori_loop(0, bounds.begin, partial(add_chunk, True), state)
     state = lax.fori_loop(bounds.begin, bounds.end, partial(add_chunk, False), state)
     weighted, top, total = lax.fori_loop(bounds.end, view.chunks, partial(add_chunk, True), state)
     scratch.mass[threads] = mass_of(top, total)
-    q[...] = (weighted / across(jnp.where(total > 0, total, 1.0), head_size)).astype(jnp.bfloat16)
+    mean = q if scratch.mean is None else scratch.mean.at[threads]
+    mean[...] = (weighted / across(jnp.where(total > 0, total, 1.0), value_size)).astype(jnp.bfloat16)
 
 
 class _Range(NamedTuple):
