@@ -1,4 +1,7 @@
-"""What `check_device.py` runs: the operations at published shapes, and what each has to move or multiply."""
+"""What `check_device.py` runs: the operations at published shapes, and what each has to move or multiply.
+
+Arguments are made with numpy, pools by a few operations on the device: to make an operation compiles nothing.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,10 +18,13 @@ from pallas_kernels import (
     GroupTable,
     RaggedBatch,
     paged_attention,
+    write_and_attend,
     write_kv,
     write_latent,
 )
+from pallas_kernels.layout import KEY_SCALES
 from pallas_kernels.operations import IMPLEMENTATIONS, choose_implementation
+from pallas_kernels.quantised import LARGEST
 from pallas_kernels.recurrent import (
     StateLayout,
     StateTable,
@@ -36,6 +42,8 @@ from pallas_kernels.settings import AttentionSettings
 TOLERANCE = {"bfloat16": 2e-2, "float32": 2e-5}
 RECURRENT_TOLERANCE = 1e-3  # of float32 sums in another order, over a state
 NULL_WORD = 0x7FC17FC1  # a NaN as float32, and a pair of NaNs as bfloat16
+NO_NAN_BYTES = 0xBFBFBFBF  # what no byte of a float8_e4m3fn is NaN under
+LARGEST_KEPT = 4.0  # of K and V: scores differ enough that a few tokens have most of the weight
 SMALL_CONTEXT, SMALL_NEW, SMALL_SPAN, SMALL_SEQUENCES = 300, 70, 150, 2
 
 
@@ -50,13 +58,13 @@ class Operation(NamedTuple):
     """A call to compare and to time.
 
     call(implementation, x, rest, pool) gives the output, of the shape of x, and the pool after it; `rest` are
-    arrays of which nothing depends on the call before.
+    arrays of which nothing depends on the call before. x and rest are numpy's.
     chosen: the implementation that runs on this platform by default.
     """
 
     call: Callable[[str | None, jax.Array, Any, jax.Array], tuple[jax.Array, jax.Array]]
     make_pool: Callable[[], jax.Array]
-    x: jax.Array
+    x: np.ndarray
     rest: Any
     work: Work
     chosen: str
@@ -82,15 +90,14 @@ def attention_operation(case: Case) -> Operation:
     width = -(-case.context // case.block_size)
     count = case.sequences * width + 1
     ids = rng.permutation(np.arange(1, count)).reshape(case.sequences, width)
-    table = GroupTable(jnp.asarray(ids, jnp.int32), jnp.zeros(case.sequences, jnp.int32))
+    table = GroupTable(_ints(ids), _ints(np.zeros(case.sequences)))
     batch = _batch(case.sequences, case.context, case.new)
     place: dict[str, Any] = {"layout": case.layout, "layer_slot": 0, "layer_slots": 1}
     spans: dict[str, Any] = {"sliding_window": case.window, "attention_chunk_size": case.chunk}
     tokens = case.sequences * case.new
     heads = case.kv_heads if case.kernel == "write" else case.q_heads
-    shape = (tokens, heads, case.head_size)
-    x = jax.random.normal(jax.random.key(1), shape, case.activation_dtype)
-    queries = None if case.kernel == "write" else x
+    x = rng.standard_normal((tokens, heads, case.head_size), np.float32).astype(case.activation_dtype)
+    queries = None if case.kernel == "write" else jax.ShapeDtypeStruct(x.shape, x.dtype)
     chosen = choose_implementation(AttentionSettings(**place, **spans), table, q=queries)
 
     def attend(
@@ -98,8 +105,15 @@ def attention_operation(case: Case) -> Operation:
     ) -> tuple[jax.Array, jax.Array]:
         sinks = jnp.linspace(-1.0, 1.0, case.q_heads) if case.sinks else None
         how: dict[str, Any] = {"scale": case.head_size**-0.5, "sinks": sinks, **place, **spans}
-        out = paged_attention(q, pool, *rest, implementation=implementation, **how)
+        if case.writes:
+            k = q[:, : case.kv_heads]
+            v = None if case.latent else -k[..., : case.layout.value_size]
+            out, pool = write_and_attend(q, k, v, pool, *rest, implementation=implementation, **how)
+        else:
+            out = paged_attention(q, pool, *rest, implementation=implementation, **how)
         padding = case.head_size - case.layout.value_size  # the next call's x is made of it
+        if padding < 0:
+            return out[..., :padding], pool
         return jnp.pad(out, ((0, 0), (0, 0), (0, padding))), pool
 
     def write(
@@ -117,7 +131,7 @@ def attention_operation(case: Case) -> Operation:
         rest=(batch, table),
         work=_write_work(case) if case.kernel == "write" else _attention_work(case),
         chosen=next(name for name, known in IMPLEMENTATIONS.items() if known is chosen),
-        tolerance=TOLERANCE[case.dtype],
+        tolerance=TOLERANCE[x.dtype.name],
     )
 
 
@@ -149,16 +163,38 @@ def _attention_work(case: Case) -> Work:
 
 
 def _random_pool(count: int, layout: AttentionPageLayout) -> jax.Array:
-    """Pages of normal numbers; the null block's is NaN."""
-    shape = (count, layout.page_rows, 128)
-    keys, values = (jax.random.normal(jax.random.key(seed), shape, layout.dtype) for seed in (2, 3))
-    if layout.dtype == "float32":
-        words = jax.lax.bitcast_convert_type(keys, jnp.uint32)
+    """Pages of numbers up to 4 in magnitude, by a hash of where they are; the null block's are NaN."""
+    word = jax.lax.iota(jnp.uint32, count * layout.page_rows * 128).reshape(count, layout.page_rows, 128)
+    first, second = _hash(word), _hash(word + jnp.uint32(count * layout.page_rows * 128))
+    if layout.is_quantised:
+        scale = (2 + jnp.abs(_spread(second)) / 2) / LARGEST[layout.dtype]  # 2 to 4 over the largest number
+        of_page = word % jnp.uint32(layout.page_rows * 128)
+        is_scale = of_page >= jnp.uint32(layout.first_word(0, KEY_SCALES))
+        words = jnp.where(
+            is_scale, jax.lax.bitcast_convert_type(scale, jnp.uint32), first & jnp.uint32(NO_NAN_BYTES)
+        )
+    elif layout.dtype == "float32":
+        words = jax.lax.bitcast_convert_type(_spread(first), jnp.uint32)
     else:
-        halves = (jax.lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) for x in (keys, values))
-        low, high = halves
+        low, high = (
+            jax.lax.bitcast_convert_type(_spread(x).astype(jnp.bfloat16), jnp.uint16).astype(jnp.uint32)
+            for x in (first, second)
+        )
         words = low | (high << 16)
-    return words.at[0].set(NULL_WORD)
+    return words.at[0].set(jnp.uint32(NULL_WORD))
+
+
+def _hash(x: jax.Array) -> jax.Array:
+    """Every number's bits mixed, uint32 (the finalizer of MurmurHash3)."""
+    x = (x ^ (x >> 16)) * jnp.uint32(0x85EBCA6B)
+    x = (x ^ (x >> 13)) * jnp.uint32(0xC2B2AE35)
+    return x ^ (x >> 16)
+
+
+def _spread(bits: jax.Array) -> jax.Array:
+    """Float32 from -4 to 4, evenly, from evenly spread bits."""
+    between_one_and_two = jax.lax.bitcast_convert_type((bits >> 9) | jnp.uint32(0x3F800000), jnp.float32)
+    return (between_one_and_two - 1.5) * (2 * LARGEST_KEPT)
 
 
 class RecurrentCase(NamedTuple):
@@ -200,8 +236,8 @@ def recurrent_operation(case: RecurrentCase) -> Operation:
     layout = StateLayout(
         shapes=(case.shape,), dtypes=("float32",), page_rows=-(-int(np.prod(case.shape)) // 1024) * 8
     )
-    blocks = jnp.arange(1, case.sequences + 1, dtype=jnp.int32)[:, None]
-    none = jnp.zeros((case.sequences, 0), jnp.int32)
+    blocks = _ints(np.arange(1, case.sequences + 1))[:, None]
+    none = _ints(np.zeros((case.sequences, 0)))
     table = StateTable(blocks, blocks, none, none[..., None])
     batch = _batch(case.sequences, max(case.new, 2), case.new)
     place: dict[str, Any] = {"layout": layout, "part": 0, "layer_slot": 0, "layer_slots": 1}
@@ -233,8 +269,8 @@ def recurrent_operation(case: RecurrentCase) -> Operation:
 class Inputs(NamedTuple):
     """The activations that the output has the shape of, and the other arguments."""
 
-    x: jax.Array
-    shared: tuple[jax.Array, ...]
+    x: np.ndarray
+    shared: tuple[np.ndarray, ...]
 
 
 class Kind(NamedTuple):
@@ -253,21 +289,21 @@ def _conv_inputs(shape: tuple[int, ...], tokens: int) -> Inputs:
 def _selective_inputs(shape: tuple[int, ...], tokens: int) -> Inputs:
     channels, states = shape
     dt, b, c = (_normal(i, tokens, n) for i, n in enumerate((channels, states, states)))
-    a, d = -jnp.exp(_normal(3, channels, states)), _normal(4, channels)
-    return Inputs(_normal(5, tokens, channels), (jax.nn.softplus(dt), a, b, c, d))
+    a, d = -np.exp(_normal(3, channels, states)), _normal(4, channels)
+    return Inputs(_normal(5, tokens, channels), (_softplus(dt), a, b, c, d))
 
 
 def _ssd_inputs(shape: tuple[int, ...], tokens: int) -> Inputs:
     heads, size, states = shape
-    dt = jax.nn.softplus(_normal(0, tokens, heads))
-    b, c = (_normal(i, tokens, 1, states) / states**0.5 for i in (1, 2))
-    return Inputs(_normal(5, tokens, heads, size), (dt, -jnp.exp(_normal(3, heads)), b, c, _normal(4, heads)))
+    dt = _softplus(_normal(0, tokens, heads))
+    b, c = (_normal(i, tokens, 1, states) / np.float32(states**0.5) for i in (1, 2))
+    return Inputs(_normal(5, tokens, heads, size), (dt, -np.exp(_normal(3, heads)), b, c, _normal(4, heads)))
 
 
 def _delta_inputs(shape: tuple[int, ...], tokens: int) -> Inputs:
     heads, values, keys = shape
     q, k = (_normal(i, tokens, max(heads // 2, 1), keys) for i in (0, 1))
-    g, beta = -jax.nn.softplus(_normal(2, tokens, heads)), jax.nn.sigmoid(_normal(3, tokens, heads))
+    g, beta = -_softplus(_normal(2, tokens, heads)), np.exp(-_softplus(_normal(3, tokens, heads)))
     return Inputs(_normal(5, tokens, heads, values), (q, k, g, beta))
 
 
@@ -296,30 +332,43 @@ _KINDS = {
 }
 
 
-def _normal(seed: int, *shape: int) -> jax.Array:
-    return jax.random.normal(jax.random.key(seed), shape, jnp.float32)
+def _normal(seed: int, *shape: int) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape, np.float32)
+
+
+def _softplus(x: np.ndarray) -> np.ndarray:
+    return np.logaddexp(x, np.float32(0))
+
+
+def _ints(values: Any) -> Any:
+    return np.asarray(values, np.int32)
 
 
 def _batch(sequences: int, context: int, new: int) -> RaggedBatch:
     """Sequences of `context` tokens, the last `new` of each in this step."""
     return RaggedBatch(
-        positions=jnp.tile(jnp.arange(context - new, context, dtype=jnp.int32), sequences),
-        seq_ids=jnp.repeat(jnp.arange(sequences, dtype=jnp.int32), new),
-        query_starts=jnp.arange(sequences + 1, dtype=jnp.int32) * new,
-        seq_lens=jnp.full(sequences, context, jnp.int32),
-        num_decodes=jnp.int32(sequences if new == 1 else 0),
-        num_seqs=jnp.int32(sequences),
+        positions=_ints(np.tile(np.arange(context - new, context), sequences)),
+        seq_ids=_ints(np.repeat(np.arange(sequences), new)),
+        query_starts=_ints(np.arange(sequences + 1) * new),
+        seq_lens=_ints(np.full(sequences, context)),
+        num_decodes=_ints(sequences if new == 1 else 0),
+        num_seqs=_ints(sequences),
         decode_only=new == 1,
     )
 
 
 def operations(*, small: bool) -> dict[tuple[str, str], Callable[[], Operation]]:
-    """By kernel and shape: makes each operation, at its own size or at one that a reference can follow."""
+    """By kernel and shape: makes each operation, at its own size or at one that a reference can follow.
+
+    One shape of each kernel comes first.
+    """
     made: dict[tuple[str, str], Callable[[], Operation]] = {}
-    for name, case in CASES.items():
-        if case.layout.is_quantised:  # words of normal numbers are no page of 8-bit numbers and scales
-            continue
-        made[case.kernel, name] = partial(attention_operation, shrunk(case) if small else case)
-    for name, recurrent in RECURRENT_CASES.items():
-        made[name] = partial(recurrent_operation, recurrent.shrunk() if small else recurrent)
+    first = {(case.kernel, name): case for name, case in CASES.items() if case.quick}
+    decodes = {name: case for name, case in RECURRENT_CASES.items() if case.new == 1}
+    others = {(case.kernel, name): case for name, case in CASES.items()}
+    for name, case in (first | decodes | others | RECURRENT_CASES).items():
+        if isinstance(case, Case):
+            made[name] = partial(attention_operation, shrunk(case) if small else case)
+        else:
+            made[name] = partial(recurrent_operation, case.shrunk() if small else case)
     return made

@@ -18,9 +18,22 @@ def test_operations_are_compared_and_timed():
     limits, *rows = map(json.loads, done.stdout.splitlines())
     assert limits["bandwidth"] > 0
     assert limits["rate"] > 0
-    assert [row["shape"] for row in rows] == ["gemma3-27b/4 write decode", "gemma3-27b/4 write prefill"]
+    assert [row["shape"] for row in rows] == [
+        "gemma3-27b/4 write decode",
+        "gemma3-27b/4 write prefill",
+        "gemma3-27b/4 write decode fp8",
+        "gemma3-27b/4 write prefill int8",
+    ]
     for row in rows:
         assert row["implementation"] == "xla"
         assert row["error"] == 0
         assert row["us"] > 0
         assert row["share"] > 0
+
+
+def test_what_there_is_no_time_for_is_named():
+    done = run_script(
+        "check_device.py", "--platform", "cpu", "--quick", "--only", "v2/4 write", "--limit-minutes", "0"
+    )
+    assert done.returncode == 3
+    assert "NOT RUN, 0 minutes are over: 1 of 1: write mimo-v2/4 write decode" in done.stderr
