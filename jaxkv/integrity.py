@@ -37,6 +37,11 @@ def check_integrity(cache: "KVCacheManager") -> None:
             f"block {block} has reference count {pool.refs[block]} but {holders[block]} holders "
             f"({len(wrong)} blocks are wrong)"
         )
+    num_further = int(np.maximum(holders - 1, 0).sum())
+    if num_further != pool.num_further:
+        raise IntegrityError(
+            f"blocks have {num_further} further holders but the pool counts {pool.num_further}"
+        )
     seen = np.zeros(pool.num_blocks, np.int64)
     seen[0] = 1
     np.add.at(seen, pool.plain_ids(), 1)

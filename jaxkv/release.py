@@ -38,15 +38,13 @@ def free_row(cache: "KVCacheManager", row: int, hashes: list[bytes]) -> None:
     pool, level = cache.pool, cache.eviction.level(cache, row)
     left = _left_behind(cache, row, hashes) if cache.eviction.by_reach else []
     held = [manager.close_row(row) for manager in cache.managers]
-    num_ids = None
-    if not left:
-        num_ids = sum(map(mul, [len(units.leaders) for units in held], pool.widths))
+    num_ids = sum(map(mul, [len(units.leaders) for units in held], pool.widths))
     pool.let_go(cache.eviction.order([*held, *left]), level, num_ids)
 
 
 def _left_behind(cache: "KVCacheManager", row: int, hashes: list[bytes]) -> list[Units]:
     """What serves the row's boundaries, the one it began from included, and was let go of while it ran: it is
-    of use as long as the full attention below those boundaries is. It is held again.
+    of use as long as the full attention below those boundaries is.
     """
     if not cache.retained_managers:
         return []
@@ -60,8 +58,7 @@ def _left_behind(cache: "KVCacheManager", row: int, hashes: list[bytes]) -> list
         leaders, ranks = manager.serving(row, hashes, boundaries)
         if not len(leaders):
             continue
-        (free,) = (pool.strong[leaders] & (pool.refs[leaders] == 0)).nonzero()
+        (free,) = (pool.strong[leaders] & (pool.holders[leaders] < 0)).nonzero()
         if len(free):
-            pool.touch(manager.number, leaders[free])
-            left.append(Units(leaders[free], ranks[free]))
+            left.append(Units(leaders[free], [ranks[index] for index in free.tolist()]))
     return left

@@ -62,13 +62,13 @@ def check_written_states(cache_manager: KVCacheManager, output: SchedulerOutput)
         inside = manager.step_checkpoints(rows, computed)
         written = np.concatenate([manager.step_units(rows, computed).write, inside.leaders])
         known = pool.cached[written] & (pool.ready_step[written] <= step)
-        wrong = known | (pool.refs[written] != 1)
+        wrong = known | (pool.holders[written] != 1)
         if wrong.any():
             index = int(np.argmax(wrong))
             row = np.concatenate([np.arange(len(rows)), inside.indices])[index]
             raise JaxkvError(
                 f"request {output.request_ids[row]!r} must not write the state in block {written[index]} of "
-                f"group {manager.group_ids[0]}: it has {pool.refs[written[index]]} holders and is "
+                f"group {manager.group_ids[0]}: it has {pool.holders[written[index]]} holders and is "
                 f"{'' if known[index] else 'not '}cached; a state is written by its only holder before it is "
                 "cached"
             )

@@ -61,7 +61,7 @@ class ComputedUnits:
     @property
     def some_come_back(self) -> bool:
         """Whether nobody else holds some of the units any more."""
-        return any((b.manager.pool.refs[b.leaders] == 1).any() for b in self._batches)
+        return any((b.manager.pool.holders[b.leaders] == 1).any() for b in self._batches)
 
     def held(self) -> list[tuple[int, int]]:
         """Pairs of manager number and leader, one for each holder that is counted here."""

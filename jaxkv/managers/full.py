@@ -33,12 +33,10 @@ class FullAttentionManager(PositionalManager):
     def unwant_beyond(self, row: int, num_tokens: int) -> None:
         """The row's blocks after its first `num_tokens` tokens are not wanted, unless others hold them."""
         first = cdiv(num_tokens + self.eagle_margin, self.block_size)
-        leaders, pool = self.units_of(row)[first:].astype(np.intp), self.pool
-        if len(leaders) == 1:
-            if pool.refs[leaders[0]] == 1:
-                pool.strong[leaders[0]] = False
-        elif len(leaders):
-            pool.strong[leaders[pool.refs[leaders] == 1]] = False
+        pool = self.pool
+        for leader in self.units_of(row)[first:].tolist():
+            if pool.holders[leader] == 1:
+                pool.strong[leader] = False
 
     def finder(self, hashes: list[bytes]) -> "FullFinder":
         return FullFinder(self, hashes)

@@ -18,7 +18,7 @@ from jaxkv.managers.base import (
     Span,
 )
 from jaxkv.managers.state_finder import StateFinder
-from jaxkv.pool import Units
+from jaxkv.pool import NOTHING, Units
 from jaxkv.specs import MambaSpec, cdiv
 
 NO_STATE = 0
@@ -106,12 +106,7 @@ class MambaManager(Manager):
             units = [*((NEVER, leader) for leader in reversed(scratch)), *units]
         self._checkpoints.pop(row, None)
         self.current[row] = self.previous[row] = NO_STATE
-        # Few: filled one by one they are sooner there than from lists.
-        leaders, ranks = np.empty(len(units), np.intp), np.empty(len(units), np.int64)
-        for index, (end, leader) in enumerate(units):
-            leaders[index] = leader
-            ranks[index] = -end
-        return Units(leaders, ranks)
+        return Units(np.array([leader for _, leader in units], np.intp), [-end for end, _ in units])
 
     def units_of(self, row: int) -> NDArray[np.int32]:
         states = np.array([leader for _, leader in self._positions(row)], np.int32)
@@ -263,9 +258,9 @@ class MambaManager(Manager):
         found: dict[int, int] = {}
         for boundary in sorted(boundaries, reverse=True):
             leader = units.get(hashes[boundary // unit - 1])
-            if leader is not None and not self.pool.refs[leader]:
+            if leader is not None and self.pool.holders[leader] < 0:
                 found[leader] = -boundary
-        return Units.ranked(found)
+        return Units(np.array([*found], np.intp), [*found.values()]) if found else NOTHING
 
     def capacity(self, row: int) -> int:
         return self.limit.item(row)

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from jaxkv.arrays import grown
 from jaxkv.managers.base import Filled, HitPart, Manager, ManagerContext, Span
-from jaxkv.pool import Units
+from jaxkv.pool import NOTHING, Units
 from jaxkv.specs import AttentionSpec, cdiv
 
 
@@ -261,13 +261,17 @@ class PositionalManager(Manager):
         first = self.first_block.item(row)
         blocks: set[int] = set()
         for boundary in boundaries:
-            blocks.update(range(self.first_needed(boundary) // size, min(boundary // size, first)))
+            low = self.first_needed(boundary) // size
+            if low < first:
+                blocks.update(range(low, min(boundary // size, first)))
+        if not blocks:
+            return NOTHING
         found: dict[int, int] = {}
         for block in sorted(blocks, reverse=True):
             leader = units.get(hashes[block * scale + scale - 1])
             if leader is not None:
                 found[leader] = -(block + 1) * size
-        return Units.ranked(found)
+        return Units(np.array([*found], np.intp), [*found.values()])
 
     def capacity(self, row: int) -> int:
         return (self.first_block.item(row) + self.count.item(row)) * self.block_size

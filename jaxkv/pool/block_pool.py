@@ -18,13 +18,13 @@ from numpy.typing import NDArray
 
 from jaxkv.checks import check_int
 from jaxkv.pool.lru import LruQueue
-from jaxkv.pool.unit_words import CACHED, HOLDER, STRONG, UnitWords
+from jaxkv.pool.unit_words import CONTENT, HOLDER, NOBODY, SHARED, UnitWords
 
 NULL_BLOCK = 0
 """The id that stands for no block: never given out, never read as data."""
 
-MAX_BLOCKS = int(np.iinfo(np.int32).max)
-"""Ids are int32."""
+MAX_BLOCKS = 2**27
+"""Ids and places in all queues are int32."""
 
 NOT_CACHED = -1
 
@@ -34,8 +34,6 @@ _TURN = 64
 _FEW = 8
 """So many ids are evicted one unit at a time, which is quicker then."""
 
-_CACHED, _STRONG, _HOLDER = int(CACHED), int(STRONG), int(HOLDER)
-
 EvictionListener = Callable[[NDArray[np.integer] | int], None]
 """Told which units (leaders, all of one manager) or which one lose their content, before it happens."""
 
@@ -43,7 +41,8 @@ EvictionListener = Callable[[NDArray[np.integer] | int], None]
 class BlockPool:
     """Who holds which id.
 
-    refs: int32[num_blocks], holders of each unit, by leader. Ids that are not leaders stay at 0.
+    holders: int32[num_blocks], how many hold each unit, by leader; below 0 for those in the free queues. Ids
+    that are not leaders stay at 0.
     cached: bool[num_blocks], whether the unit is in its manager's index. owner: int16[num_blocks], number of
     that manager.
     strong: bool[num_blocks], whether the retention policy wants the cached unit.
@@ -51,6 +50,8 @@ class BlockPool:
     states, and for blocks that hits may end in.
     hash_of: object[num_blocks], the hash (bytes) of each cached unit, by leader; None for all others.
     num_free: ids that can be taken at once, cached ones included.
+    num_further: holders of all units, each one's first left out. As long as there are none, a unit need not
+    be looked at to know that nobody holds it once its holder lets go of it.
     credits: by level, how many more units must be freed before one of that level goes.
     widths: by manager, ids of a unit.
     version: grows whenever a unit loses its content, so that a look-up's answer can be known to be stale.
@@ -61,7 +62,8 @@ class BlockPool:
         self.num_blocks = num_blocks
         self._units = units = UnitWords(num_blocks)
         self._words = units.words
-        self.refs, self.cached, self.owner, self.strong = units.refs, units.cached, units.owner, units.strong
+        self.holders, self.owner = units.holders, units.owner
+        self.cached, self.strong = units.cached, units.strong
         # np.full and not np.zeros: see UnitWords.
         self.ready_step: NDArray[np.int64] = np.full(num_blocks, 0, np.int64)
         self.hash_of: NDArray[np.object_] = np.full(num_blocks, None, np.object_)
@@ -69,13 +71,13 @@ class BlockPool:
         self.version = 0
         self._plain = np.arange(num_blocks - 1, -1, -1, dtype=np.intp)
         self._num_plain = num_blocks - 1
-        self._places = np.full(num_blocks, LruQueue.NOWHERE, np.int64)
+        self.num_further = 0
         self._time = 0
         keeps_time = num_levels > 1
-        self._weak = LruQueue(self._places, 0, keeps_time=False)
+        self._weak = LruQueue(self.holders, 0, keeps_time=False)
         self._unwanted_first = unwanted_first
         self._levels = tuple(
-            LruQueue(self._places, 1 + level, keeps_time=keeps_time) for level in range(num_levels)
+            LruQueue(self.holders, 1 + level, keeps_time=keeps_time) for level in range(num_levels)
         )
         self.credits = [0] * num_levels
         self._members: list[NDArray[np.int32] | None] = []
@@ -100,6 +102,11 @@ class BlockPool:
     def cached_by(self) -> NDArray[np.integer]:
         """int[num_blocks]: number of the manager in whose index each unit is, or NOT_CACHED. To look at."""
         return np.where(self.cached, self.owner, NOT_CACHED)
+
+    @property
+    def refs(self) -> NDArray[np.int32]:
+        """int32[num_blocks]: how many hold each unit, by leader. To look at."""
+        return np.maximum(self.holders, 0)
 
     def take(self, manager: int, num_units: int) -> NDArray[np.intp]:
         """New units with one holder each: intp[width, num_units], row 0 the leaders.
@@ -158,77 +165,117 @@ class BlockPool:
 
     def count_free(self, leaders: NDArray[np.integer]) -> int:
         """How many of the units nobody holds."""
-        return len(leaders) - int(np.count_nonzero(self.refs[leaders]))
+        return int(np.count_nonzero(self.holders[leaders] < 1))
 
     def touch(self, manager: int, leaders: NDArray[np.integer]) -> None:
         """One more holder for each of int[n] different units. Free ones leave the free queues."""
         leaders = _as_index(leaders)
         words = self._words[leaders]
-        freed = leaders[words < HOLDER]
-        words += HOLDER
-        self._words[leaders] = words
-        if len(freed):
-            self._places[freed] = LruQueue.NOWHERE
-            self.num_free -= len(freed) * self.widths[manager]
+        free = words < NOBODY
+        num_free = int(np.count_nonzero(free))
+        if num_free:
+            words[free] &= CONTENT
+            self.num_free -= num_free * self.widths[manager]
+        self._words[leaders] = words + HOLDER
+        self.num_further += len(leaders) - num_free
 
     def let_go(self, leaders: NDArray[np.integer], level: int = 0, num_ids: int | None = None) -> None:
         """One holder less for each of int[n] different units, of any managers.
 
         Of those that nobody holds any more the ones without content become plain ids, and the others join the
-        free queues: the first given goes first. level: of the strong ones. num_ids: of all these units, where
-        the caller knows it.
+        free queues: the first given goes first. Units that are in the queues already only get a new place.
+        level: of the strong ones. num_ids: of all these units that somebody holds, where the caller knows it.
         """
         leaders = _as_index(leaders)
-        if not len(leaders):
-            return
-        words = self._words[leaders]
-        words -= HOLDER
-        self._words[leaders] = words
-        highest = np.maximum.reduce(words)
-        if highest >= _HOLDER:
-            free = words < HOLDER
-            leaders, words, num_ids = leaders[free], words[free], None
-            if not len(leaders):
-                return
         if num_ids is None:
-            num_ids = int(self._width_array[self.owner[leaders]].sum()) if self._are_wide else len(leaders)
+            num_ids = self._num_ids(leaders)
+        if self.num_further:
+            leaders, shared = self._parted_by_holders(leaders)
+            num_ids -= self._num_ids(shared)
         self.num_free += num_ids
-        lowest = np.minimum.reduce(words)
-        if lowest < _CACHED:
-            plain, leaders, words = _parted(words >= CACHED, leaders, words)
-            self._push_plain(plain)
-            if not len(leaders):
-                return
-            lowest = np.minimum.reduce(words)
+        others, chosen = self._parted_by_content(leaders)
         time = self._time
-        self._time = time + len(leaders)
-        if lowest < _STRONG and self._unwanted_first:
-            if highest < _STRONG:
-                self._weak.push(leaders, time)
-                return
-            weak, leaders, _ = _parted(words >= STRONG, leaders, words)
-            self._weak.push(weak, time)
-            if not len(leaders):
-                return
-        self._levels[level].push(leaders, time)
+        if len(others):
+            self._let_go_unwanted(others)
+        if len(chosen):
+            self._levels[level].push(chosen, time)
+            self._time += len(chosen)
+
+    def _num_ids(self, leaders: NDArray[np.intp]) -> int:
+        return int(self._width_array[self.owner[leaders]].sum()) if self._are_wide else len(leaders)
+
+    def _parted_by_holders(self, leaders: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The units that had one holder, and those that others hold as well, which lose one."""
+        words = self._words[leaders]
+        shared = words >= SHARED
+        num_shared = int(np.count_nonzero(shared))
+        if not num_shared:
+            return leaders, leaders[:0]
+        theirs = leaders[shared]
+        self._words[theirs] = words[shared] - HOLDER
+        self.num_further -= num_shared
+        return leaders[~shared], theirs
+
+    def _parted_by_content(self, leaders: NDArray[np.intp]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+        """The units that go before all others, and the others: those with wanted content or, where the policy
+        does without the difference, with any.
+        """
+        # Questions to bytes: a comparison and a count of arrays take longer than all the rest, as nothing
+        # else calls for them.
+        chosen = (self.strong if self._unwanted_first else self.cached)[leaders].tobytes()
+        first = chosen.find(1)
+        if first < 0:
+            return leaders, leaders[:0]
+        if 0 not in chosen[first:]:
+            # Usual: what a request has not filled, and what lies beyond its boundaries, comes first.
+            return leaders[:first], leaders[first:]
+        mask = np.frombuffer(chosen, np.bool_)
+        return leaders[~mask], leaders[mask]
+
+    def _let_go_unwanted(self, leaders: NDArray[np.intp]) -> None:
+        """Free units without wanted content queue up with their like, or become plain ids."""
+        if len(leaders) <= _FEW:
+            for leader in leaders.tolist():
+                self._let_go_unwanted_one(leader)
+            return
+        cached = self.cached[leaders]
+        num_cached = int(np.count_nonzero(cached))
+        if num_cached < len(leaders):
+            plain = leaders[~cached]
+            leaders = leaders[cached]
+            self.holders[plain] = 0
+            self._push_plain(plain)
+        self._weak.push(leaders, self._time)
+        self._time += num_cached
+
+    def _let_go_unwanted_one(self, leader: int) -> None:
+        """`_let_go_unwanted` of one unit."""
+        if self.cached[leader]:
+            self._weak.push_one(leader, self._time)
+            self._time += 1
+        else:
+            self.holders[leader] = 0
+            self._push_plain_one(leader)
 
     def let_go_one(self, leader: int) -> None:
         """`let_go` of one unit."""
-        refs = self.refs[leader] - 1
-        self.refs[leader] = refs
-        if refs:
+        holders = self.holders.item(leader) - 1
+        if holders:
+            self.holders[leader] = holders
+            self.num_further -= 1
             return
-        self.num_free += self.widths[self.owner[leader]]
+        self.num_free += self.widths[self.owner.item(leader)]
         if self.cached[leader]:
             self._enqueue_one(leader)
         else:
+            self.holders[leader] = 0
             self._push_plain_one(leader)
 
     def promote(self, leader: int) -> None:
         """Makes a cached unit strong; a free one moves to the end of the strong queue."""
         if not self.strong[leader]:
             self.strong[leader] = True
-            if not self.refs[leader]:
+            if self.holders[leader] < 0:
                 self._enqueue_one(leader)
 
     def set_cached(
@@ -253,8 +300,8 @@ class BlockPool:
         if len(leaders):
             self._lose_content(manager, leaders)
             self._units.lose_content(leaders)
-            free = leaders[self.refs[leaders] == 0]
-            self._places[free] = LruQueue.NOWHERE
+            free = leaders[self.holders[leaders] < 0]
+            self.holders[free] = 0
             self._push_plain(free)
 
     def cached_units(self, manager: int) -> NDArray[np.int32]:
@@ -380,17 +427,6 @@ class BlockPool:
             if oldest is not None:
                 first.setdefault(oldest + credit, queue)
         return first[min(first)] if first else None
-
-
-def _parted(
-    chosen: NDArray[np.bool_], leaders: NDArray[np.intp], words: NDArray[np.int64]
-) -> tuple[NDArray[np.intp], NDArray[np.intp], NDArray[np.int64]]:
-    """The leaders that are not chosen; those that are, and their words."""
-    num_others = len(chosen) - np.count_nonzero(chosen)
-    if np.count_nonzero(chosen[:num_others]):
-        return leaders[~chosen], leaders[chosen], words[chosen]
-    # Usually the others come first: what a request has not filled, and what lies beyond its boundaries.
-    return leaders[:num_others], leaders[num_others:], words[num_others:]
 
 
 def _as_index(leaders: NDArray[np.integer]) -> NDArray[np.intp]:

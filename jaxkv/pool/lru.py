@@ -12,22 +12,20 @@ _SCAN = 64
 class LruQueue:
     """Leaders of free units in the order in which they were freed. Removal is lazy.
 
-    Every place of a queue has a number that no other place of any queue with these `places` has, and
-    `places[leader]` holds the number of the leader's valid entry: whoever takes a unit out of the queue sets
-    it to NOWHERE, and the old entry is skipped when it comes to the front. So freeing, touching and evicting
+    Every place of a queue has a number below 0 that no other place of any queue with these `places` has, and
+    `places[leader]` holds the number of the leader's valid entry: whoever takes a unit out of the queue
+    overwrites it, and the old entry is skipped when it comes to the front. So freeing, touching and evicting
     thousands of units are a few numpy calls each.
 
-    number: of the queue, among those that share `places`, int64[number of ids]. keeps_time: `oldest` may be
+    number: of the queue, among those that share `places`, int32[number of ids]. keeps_time: `oldest` may be
     asked.
     """
 
-    NOWHERE = 0
-
-    def __init__(self, places: NDArray[np.int64], number: int, *, keeps_time: bool) -> None:
+    def __init__(self, places: NDArray[np.int32], number: int, *, keeps_time: bool) -> None:
         room = 2 * len(places)
         self._places = places
         self._leaders = np.zeros(room, np.intp)
-        self._numbers = np.arange(number * room + 1, (number + 1) * room + 1)
+        self._numbers = np.arange(-(number + 1) * room, -number * room, dtype=np.int32)
         self._times = np.zeros(room, np.int64) if keeps_time else None
         self._head = 0
         self._tail = 0

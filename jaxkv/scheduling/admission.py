@@ -115,6 +115,6 @@ class Admission:
         ):
             held = [*(manager.units_of(row) for row in rows.tolist()), part.leaders]
             leaders = np.concatenate(held)
-            references = pool.refs[leaders] + np.isin(leaders, part.leaders)
+            references = np.maximum(pool.holders[leaders], 0) + np.isin(leaders, part.leaders)
             wanted += demand.still_wanted(lengths, list(map(Holding, held, reached)), references)
         return wanted <= available

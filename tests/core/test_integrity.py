@@ -19,7 +19,7 @@ def damaged(damage: Callable[[KVCacheManager], None]) -> KVCacheManager:
 
 
 def lose_a_reference(cache: KVCacheManager) -> None:
-    cache.pool.refs[cache.managers[0].units_of(0)[0]] -= 1
+    cache.pool.holders[cache.managers[0].units_of(0)[0]] -= 1
 
 
 def lose_a_free_block(cache: KVCacheManager) -> None:
