@@ -57,7 +57,6 @@ def check(step: Step, written: np.ndarray, **rest) -> None:
         ({"head_size": 128, "heads": 2, "spare_rows": 1, **AROUND_A_PAGE}, {}),
         ({"head_size": 256, **AROUND_A_PAGE, **BF16}, {"chunk": 12}),
         ({"head_size": 64, "heads": 2, **AROUND_A_PAGE, **BF16, "block_size": 16}, {"window": 9}),
-        ({"head_size": 80, "heads": 2, "seq_lens": [71], "query_lens": [1], "block_size": 64, **BF16}, {}),
         (
             {
                 "head_size": 192,
@@ -127,4 +126,17 @@ def test_pages_that_sequences_share_are_not_written():
     (k, v), (other_k, other_v) = step.history
     shared = [(k, v), tuple(np.concatenate([x[:16], y[16:]]) for x, y in ((k, other_k), (v, other_v)))]
     step = replace(step, table=replace(step.table, block_ids=jnp.asarray(ids)), history=shared)
+    check(step, written_by_hand(step))
+
+
+def test_a_sequence_after_the_decodes_reads_what_another_one_writes():
+    """The second sequence's first page is the first one's, of this very step."""
+    step = make_step(seq_lens=[14, 9], query_lens=[12, 1], block_size=8, head_size=128, group=2)
+    ids = np.array(step.table.block_ids)
+    ids[1, 0] = ids[0, 0]
+    (k, v), (other_k, other_v) = step.history
+    follower = tuple(np.concatenate([x[:8], y[8:]]) for x, y in ((k, other_k), (v, other_v)))
+    step = replace(
+        step, table=replace(step.table, block_ids=jnp.asarray(ids)), history=[(k, v), follower]
+    )
     check(step, written_by_hand(step))
