@@ -62,20 +62,18 @@ class GatedDeltaNet(nnx.Module):
         raise NotImplementedError
 
     def __call__(self, x: jax.Array, cache: PagedCache) -> CacheStep:
-        sizes, name, tokens = self.sizes, layer_name(self.index), x.shape[0]
+        sizes = self.sizes
         qkv, gate, beta, decay = self.project(x)
-        qkv, cache = cache.causal_conv1d(name, qkv, self.conv[...], activation="silu")
-        q, k, v = jnp.split(qkv, [sizes.key_size, 2 * sizes.key_size], axis=-1)
         step = jax.nn.softplus(decay.astype(jnp.float32) + self.decay_bias[...])
-        out, cache = cache.gated_delta_rule(
-            name,
-            q.reshape(tokens, sizes.num_key_heads, sizes.key_head_size),
-            k.reshape(tokens, sizes.num_key_heads, sizes.key_head_size),
-            v.reshape(tokens, sizes.num_value_heads, sizes.value_head_size),
+        out, cache = cache.conv_delta_rule(
+            layer_name(self.index),
+            qkv,
+            self.conv[...],
             -jnp.exp(self.log_decay[...]) * step,
             jax.nn.sigmoid(beta.astype(jnp.float32)),
             scale=sizes.key_head_size**-0.5,
             l2norm_eps=L2_NORM_EPS,
+            activation="silu",
         )
         gated = self.norm.in_float32(out) * jax.nn.silu(gate.astype(jnp.float32))
-        return linear(gated.astype(x.dtype).reshape(tokens, -1), self.output[...]), cache
+        return linear(gated.astype(x.dtype).reshape(x.shape[0], -1), self.output[...]), cache

@@ -13,7 +13,7 @@ from pallas_kernels.recurrent import (
     StateTable,
     StepResult,
     causal_conv1d,
-    gated_delta_rule,
+    conv_delta_rule,
     selective_scan,
     ssd,
 )
@@ -172,25 +172,36 @@ class PagedCache:
         inputs, where = self._inputs(layer_name), self._where(layer_name, part)
         return self._after(ssd(x, dt, a, b, c, d, *inputs, **where))
 
-    def gated_delta_rule(
+    def conv_delta_rule(
         self,
         layer_name: str,
-        q: jax.Array,
-        k: jax.Array,
-        v: jax.Array,
+        x: jax.Array,
+        weight: jax.Array,
         g: jax.Array,
         beta: jax.Array,
         *,
         scale: float,
         l2norm_eps: float | None = None,
-        part: int = 1,
+        activation: str | None = None,
     ) -> CacheStep:
-        """Gated DeltaNet over q, k[T, Hk, dk] and v[T, Hv, dv] from the layer's state; see
-        `pallas_kernels.recurrent.gated_delta_rule`. Returns [T, Hv, dv] and the new cache.
+        """A causal convolution of x[T, C] by weight[C, K], then Gated DeltaNet of its channels, from the two
+        parts of the layer's state; see `pallas_kernels.recurrent.conv_delta_rule`. Returns [T, Hv, dv] and
+        the new cache.
         """
-        inputs, where = self._inputs(layer_name), self._where(layer_name, part)
         return self._after(
-            gated_delta_rule(q, k, v, g, beta, *inputs, scale=scale, l2norm_eps=l2norm_eps, **where)
+            conv_delta_rule(
+                x,
+                weight,
+                None,
+                g,
+                beta,
+                *self._inputs(layer_name),
+                parts=(0, 1),
+                scale=scale,
+                l2norm_eps=l2norm_eps,
+                activation=activation,
+                **self._layer(layer_name),
+            )
         )
 
     def _inputs(self, layer_name: str) -> tuple[jax.Array, RaggedBatch, StateTable]:
@@ -202,10 +213,13 @@ class PagedCache:
 
     def _where(self, layer_name: str, part: int) -> dict[str, Any]:
         """Where part number `part` of the layer's state is."""
+        return {"part": part} | self._layer(layer_name)
+
+    def _layer(self, layer_name: str) -> dict[str, Any]:
+        """Where the layer's state is."""
         place = self.layout.place(layer_name)
         return {
             "layout": place.layout,
-            "part": part,
             "layer_slot": place.slot,
             "layer_slots": self.layout.layer_slots,
             "implementation": self.layout.implementation,

@@ -14,6 +14,7 @@ from pallas_kernels.recurrent import (
     StateLayout,
     StateTable,
     causal_conv1d,
+    conv_delta_rule,
     gated_delta_rule,
     selective_scan,
     ssd,
@@ -73,6 +74,7 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "selective_scan": selective_scan,
     "ssd": ssd,
     "gated_delta_rule": gated_delta_rule,
+    "conv_delta_rule": conv_delta_rule,
 }
 
 
@@ -114,14 +116,20 @@ class RecurrentCase:
         place: dict[str, Any] = {"layout": layout, "layer_slot": 0, "layer_slots": 1}
         place["implementation"] = "pallas_tpu"
         operation = _OPERATIONS[self.kernel]
-        if self.kernel == "causal_conv1d":
+        inputs: tuple[Any, ...] = ()
+        if self.kernel in ("causal_conv1d", "conv_delta_rule"):
             channels, before = layer.conv
             inputs = (_shape(tokens, channels), _shape(channels, before + 1), _shape(channels))
             place |= {"part": 0, "activation": "silu"}
-        else:
-            inputs, place["part"] = layer.inputs(tokens), 1
-            if self.kernel == "gated_delta_rule":
-                place |= {"scale": layer.state[2] ** -0.5, "l2norm_eps": 1e-6}
+        if self.kernel != "causal_conv1d":
+            place["part"] = 1
+            of_state = layer.inputs(tokens)
+            inputs = (*inputs, *of_state[3:]) if self.kernel == "conv_delta_rule" else of_state
+        if self.kernel == "conv_delta_rule":
+            del place["part"]
+            place["parts"] = (0, 1)
+        if layer.kernel == "gated_delta_rule" and self.kernel != "causal_conv1d":
+            place |= {"scale": layer.state[2] ** -0.5, "l2norm_eps": 1e-6}
 
         def call(pages: Any, inputs: Any, batch: RaggedBatch, table: StateTable) -> Any:
             return operation(*inputs, pages, batch, table, **place)
@@ -144,4 +152,9 @@ RECURRENT_CASES = {
     for model, layer in LAYERS.items()
     for conv in ("conv ", "")
     for step, sizes in _STEPS.items()
+}
+RECURRENT_CASES |= {
+    f"{model} conv and decode": RecurrentCase(kernel="conv_delta_rule", layer=layer, quick=True)
+    for model, layer in LAYERS.items()
+    if layer.kernel == "gated_delta_rule"
 }

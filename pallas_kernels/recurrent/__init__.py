@@ -2,11 +2,17 @@
 
 - `StateLayout`: where the words of a state are;
 - `StateTable`: which blocks a step's sequences read, write and keep;
-- `causal_conv1d`, `selective_scan`, `ssd`, `gated_delta_rule`: the operations, each with interchangeable
-  implementations; each returns a `StepResult`.
+- `causal_conv1d`, `selective_scan`, `ssd`, `gated_delta_rule`, and `conv_delta_rule`, the first and the last
+  of them in one: the operations, each with interchangeable implementations; each returns a `StepResult`.
 """
 
-from pallas_kernels.recurrent.operations import causal_conv1d, gated_delta_rule, selective_scan, ssd
+from pallas_kernels.recurrent.operations import (
+    causal_conv1d,
+    conv_delta_rule,
+    gated_delta_rule,
+    selective_scan,
+    ssd,
+)
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_layout import StateLayout
 from pallas_kernels.recurrent.state_table import StateTable
@@ -16,6 +22,7 @@ __all__ = [
     "StateTable",
     "StepResult",
     "causal_conv1d",
+    "conv_delta_rule",
     "gated_delta_rule",
     "selective_scan",
     "ssd",

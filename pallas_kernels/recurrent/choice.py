@@ -2,14 +2,17 @@
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pallas_kernels.choice import choose_name
+from pallas_kernels.recurrent.conv_delta import ConvDeltaPlace
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
 
+Place = StatePlace | ConvDeltaPlace
 
-def refuses_nothing(place: StatePlace, key_heads: int) -> None:
+
+def refuses_nothing(place: Place, key_heads: int) -> None:
     """Any state is served."""
     del place, key_heads
 
@@ -17,15 +20,15 @@ def refuses_nothing(place: StatePlace, key_heads: int) -> None:
 class Implementation(NamedTuple):
     """One way to compute an operation.
 
-    refuses: says why a state's part, with so many key heads (0 where there are none), is not served, or None.
+    refuses: says why a place, with so many key heads (0 where there are none), is not served, or None.
     """
 
     run: Callable[..., StepResult]
-    refuses: Callable[[StatePlace, int], str | None] = refuses_nothing
+    refuses: Callable[[Any, int], str | None] = refuses_nothing
 
 
 def choose(
-    known: Mapping[str, Implementation], place: StatePlace, name: str | None, key_heads: int = 0
+    known: Mapping[str, Implementation], place: Place, name: str | None, key_heads: int = 0
 ) -> Callable[..., StepResult]:
     """The implementation called `name`, or the platform's first choice if it serves the state.
 

@@ -1,9 +1,12 @@
 """What the recurrences are computed from: one token a row. Computation is in float32 whatever the dtypes."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from pallas_kernels.recurrent.outputs import StepResult
 
 
 class SelectiveInputs(NamedTuple):
@@ -56,6 +59,16 @@ class KeyScaling(NamedTuple):
         if self.eps is not None:
             q, k = (x * jax.lax.rsqrt(jnp.square(x).sum(axis=-1, keepdims=True) + self.eps) for x in (q, k))
         return q * self.scale, k
+
+
+def scaled_first(run: Callable[..., StepResult]) -> Callable[..., StepResult]:
+    """`run` for inputs whose queries and keys are still to be scaled."""
+
+    def scaled(inputs: DeltaInputs, scaling: KeyScaling, *rest: Any, **options: Any) -> StepResult:
+        q, k = scaling(inputs.q, inputs.k)
+        return run(inputs._replace(q=q, k=k), *rest, **options)
+
+    return scaled
 
 
 SCALED = KeyScaling(1.0, None)

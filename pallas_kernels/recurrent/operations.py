@@ -11,77 +11,25 @@ dtype of the first argument. `implementation` is "reference", "xla", "pallas_tpu
 "pallas_gpu" (None: the platform's). All raise ValueError where shapes disagree.
 """
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 
 from pallas_kernels.batch import RaggedBatch
-from pallas_kernels.layout import LANES
-from pallas_kernels.recurrent.choice import Implementation, choose
-from pallas_kernels.recurrent.gpu.decode import gated_delta_rule_gpu, selective_scan_gpu, ssd_gpu
-from pallas_kernels.recurrent.gpu.support import refuses_lines
+from pallas_kernels.recurrent.checks import check_convolution, check_part, check_pool, check_shape
+from pallas_kernels.recurrent.choice import choose
+from pallas_kernels.recurrent.conv_delta import ConvDeltaInputs, ConvDeltaPlace
 from pallas_kernels.recurrent.inputs import DeltaInputs, KeyScaling, SelectiveInputs, SsdInputs
-from pallas_kernels.recurrent.outputs import StepResult
-from pallas_kernels.recurrent.reference import (
-    causal_conv1d_reference,
-    gated_delta_rule_reference,
-    selective_scan_reference,
-    ssd_reference,
+from pallas_kernels.recurrent.known import (
+    CAUSAL_CONV1D,
+    CONV_DELTA_RULE,
+    GATED_DELTA_RULE,
+    SELECTIVE_SCAN,
+    SSD,
 )
+from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_layout import StateLayout
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
-from pallas_kernels.recurrent.tpu.conv import causal_conv1d_tpu
-from pallas_kernels.recurrent.tpu.matrices import gated_delta_rule_tpu, ssd_tpu
-from pallas_kernels.recurrent.tpu.selective import selective_scan_tpu
-from pallas_kernels.recurrent.tpu.support import (
-    refuses_delta,
-    refuses_matrices,
-    refuses_rows,
-    refuses_selective,
-)
-from pallas_kernels.recurrent.xla.conv import causal_conv1d_xla
-from pallas_kernels.recurrent.xla.delta import gated_delta_rule_xla
-from pallas_kernels.recurrent.xla.selective import selective_scan_xla
-from pallas_kernels.recurrent.xla.ssd import ssd_xla
-
-CAUSAL_CONV1D = {
-    "reference": Implementation(causal_conv1d_reference),
-    "xla": Implementation(causal_conv1d_xla),
-    "pallas_tpu": Implementation(causal_conv1d_tpu, refuses_rows),
-}
-SELECTIVE_SCAN = {
-    "reference": Implementation(selective_scan_reference),
-    "xla": Implementation(selective_scan_xla),
-    "pallas_tpu": Implementation(selective_scan_tpu, refuses_selective),
-    "pallas_gpu": Implementation(selective_scan_gpu, refuses_lines),
-}
-SSD = {
-    "reference": Implementation(ssd_reference),
-    "xla": Implementation(ssd_xla),
-    "pallas_tpu": Implementation(ssd_tpu, refuses_matrices),
-    "pallas_gpu": Implementation(ssd_gpu, refuses_lines),
-}
-
-
-def _scaled_first(run: Callable[..., StepResult]) -> Callable[..., StepResult]:
-    """`run` for inputs whose queries and keys are still to be scaled."""
-
-    def scaled(inputs: DeltaInputs, scaling: KeyScaling, *rest: Any, **options: Any) -> StepResult:
-        q, k = scaling(inputs.q, inputs.k)
-        return run(inputs._replace(q=q, k=k), *rest, **options)
-
-    return scaled
-
-
-GATED_DELTA_RULE = {
-    "reference": Implementation(_scaled_first(gated_delta_rule_reference)),
-    "xla": Implementation(gated_delta_rule_xla),
-    "pallas_tpu": Implementation(_scaled_first(gated_delta_rule_tpu), refuses_delta),
-    "pallas_gpu": Implementation(_scaled_first(gated_delta_rule_gpu), refuses_lines),
-}
 
 
 def causal_conv1d(
@@ -105,16 +53,8 @@ def causal_conv1d(
     `activation` is None or "silu", applied to y.
     """
     place = StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots)
-    _check_pool(pages, layout)
-    if activation not in (None, "silu"):
-        raise ValueError(f"activation must be None or 'silu', got {activation!r}")
-    if x.ndim != 2 or weight.ndim != 2:
-        raise ValueError(f"x and weight must be [T, C] and [C, K], got {list(x.shape)}, {list(weight.shape)}")
-    channels, kernel = weight.shape
-    _check_shape("x", x, (batch.positions.shape[0], channels))
-    _check_part(place, (channels, kernel - 1))
-    if bias is not None:
-        _check_shape("bias", bias, (channels,))
+    check_pool(pages, layout)
+    check_convolution(x, weight, bias, activation, batch, place)
     run = choose(CAUSAL_CONV1D, place, implementation)
     out, pages = run(x, weight, bias, pages, batch, table, place, silu=activation == "silu")
     return StepResult(out.astype(x.dtype), pages)
@@ -142,17 +82,17 @@ def selective_scan(
     `x, dt [T, C]` (dt after bias and softplus), `a [C, N]` negative, `b, c [T, N]`, `d [C]`.
     """
     place = StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots)
-    _check_pool(pages, layout)
+    check_pool(pages, layout)
     tokens = batch.positions.shape[0]
     if a.ndim != 2:
         raise ValueError(f"a must be [C, N], got {list(a.shape)}")
     channels, size = a.shape
     for name, value in {"x": x, "dt": dt}.items():
-        _check_shape(name, value, (tokens, channels))
+        check_shape(name, value, (tokens, channels))
     for name, value in {"b": b, "c": c}.items():
-        _check_shape(name, value, (tokens, size))
-    _check_shape("d", d, (channels,))
-    _check_part(place, (channels, size))
+        check_shape(name, value, (tokens, size))
+    check_shape("d", d, (channels,))
+    check_part(place, (channels, size))
     run = choose(SELECTIVE_SCAN, place, implementation)
     inputs = SelectiveInputs(x, dt, a.astype(jnp.float32), b, c, d.astype(jnp.float32))
     out, pages = run(inputs, pages, batch, table, place)
@@ -182,7 +122,7 @@ def ssd(
     of G, head h reading group `h // (H / G)`, `d [H]` or None.
     """
     place = StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots)
-    _check_pool(pages, layout)
+    check_pool(pages, layout)
     tokens = batch.positions.shape[0]
     if x.ndim != 3 or b.ndim != 3 or x.shape[1] % b.shape[1]:
         raise ValueError(
@@ -190,15 +130,15 @@ def ssd(
             f"got {list(x.shape)}, {list(b.shape)}"
         )
     _, heads, head_size = x.shape
-    _check_shape("x", x, (tokens, heads, head_size))
-    _check_shape("dt", dt, (tokens, heads))
-    _check_shape("a", a, (heads,))
+    check_shape("x", x, (tokens, heads, head_size))
+    check_shape("dt", dt, (tokens, heads))
+    check_shape("a", a, (heads,))
     for name, value in {"b": b, "c": c}.items():
-        _check_shape(name, value, (tokens, *b.shape[1:]))
+        check_shape(name, value, (tokens, *b.shape[1:]))
     if d is not None:
-        _check_shape("d", d, (heads,))
+        check_shape("d", d, (heads,))
         d = d.astype(jnp.float32)
-    _check_part(place, (heads, head_size, b.shape[2]))
+    check_part(place, (heads, head_size, b.shape[2]))
     run = choose(SSD, place, implementation, b.shape[1])
     out, pages = run(SsdInputs(x, dt, a.astype(jnp.float32), b, c, d), pages, batch, table, place)
     return StepResult(out.astype(x.dtype), pages)
@@ -230,7 +170,7 @@ def gated_delta_rule(
     they come normalised. Returns o `[T, Hv, dv]`.
     """
     place = StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots)
-    _check_pool(pages, layout)
+    check_pool(pages, layout)
     tokens = batch.positions.shape[0]
     if k.ndim != 3 or v.ndim != 3 or v.shape[1] % k.shape[1]:
         raise ValueError(
@@ -239,33 +179,52 @@ def gated_delta_rule(
         )
     _, heads, value_size = v.shape
     for name, value in {"q": q, "k": k}.items():
-        _check_shape(name, value, (tokens, *k.shape[1:]))
-    _check_shape("v", v, (tokens, heads, value_size))
+        check_shape(name, value, (tokens, *k.shape[1:]))
+    check_shape("v", v, (tokens, heads, value_size))
     for name, value in {"g": g, "beta": beta}.items():
-        _check_shape(name, value, (tokens, heads))
-    _check_part(place, (heads, value_size, k.shape[2]))
+        check_shape(name, value, (tokens, heads))
+    check_part(place, (heads, value_size, k.shape[2]))
     run = choose(GATED_DELTA_RULE, place, implementation, k.shape[1])
     scaling = KeyScaling(scale, l2norm_eps)
     out, pages = run(DeltaInputs(q, k, v, g, beta), scaling, pages, batch, table, place)
     return StepResult(out.astype(q.dtype), pages)
 
 
-def _check_pool(pages: jax.Array, layout: StateLayout) -> None:
-    if pages.ndim != 3 or pages.shape[1:] != (layout.page_rows, LANES) or pages.dtype != "uint32":
-        raise ValueError(
-            f"pages must be uint32[num_pages, {layout.page_rows}, {LANES}], "
-            f"got {pages.dtype}{list(pages.shape)}"
-        )
+def conv_delta_rule(
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    g: jax.Array,
+    beta: jax.Array,
+    pages: jax.Array,
+    batch: RaggedBatch,
+    table: StateTable,
+    *,
+    layout: StateLayout,
+    parts: tuple[int, int],
+    layer_slot: int | jax.Array,
+    layer_slots: int,
+    scale: float,
+    l2norm_eps: float | None = None,
+    activation: str | None = None,
+    implementation: str | None = None,
+) -> StepResult:
+    """`causal_conv1d` of `x [T, C]`, then `gated_delta_rule` of its outputs in x's dtype: the queries of all
+    heads, then all keys, then all values. `parts` are the convolution's and the matrices'.
 
-
-def _check_shape(name: str, value: jax.Array, wanted: tuple[int, ...]) -> None:
-    if value.shape != wanted:
-        raise ValueError(f"{name} must be {list(wanted)}, got {list(value.shape)}")
-
-
-def _check_part(place: StatePlace, wanted: tuple[int, ...]) -> None:
-    if place.shape != wanted:
-        raise ValueError(
-            f"part {place.part} of the state must be {list(wanted)} for these inputs, "
-            f"the layout has {list(place.shape)}"
-        )
+    A step of decodes passes over the states of both once on a TPU. Returns o `[T, Hv, dv]`.
+    """
+    conv, state = (
+        StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots) for part in parts
+    )
+    check_pool(pages, layout)
+    check_convolution(x, weight, bias, activation, batch, conv)
+    if len(state.shape) != 3:
+        raise ValueError(f"part {state.part} of the state must be [Hv, dv, dk], got {list(state.shape)}")
+    for name, value in {"g": g, "beta": beta}.items():
+        check_shape(name, value, (batch.positions.shape[0], state.shape[0]))
+    place = ConvDeltaPlace(conv=conv, state=state)
+    run = choose(CONV_DELTA_RULE, place, implementation, place.key_heads)
+    inputs = ConvDeltaInputs(x, weight, bias, activation == "silu", g, beta)
+    out, pages = run(inputs, KeyScaling(scale, l2norm_eps), pages, batch, table, place)
+    return StepResult(out.astype(x.dtype), pages)

@@ -25,8 +25,8 @@ AHEAD = BUFFERS - 1
 
 
 class PartTables(NamedTuple):
-    """Where decodes read, write and keep a part, in SMEM. `reads` go on for AHEAD states that are not real:
-    so the last steps may ask for more. checkpoints: None where no states can be kept.
+    """Where decodes read, write and keep states, in SMEM. `reads` and `writes` go on for `beyond` states that
+    are not real, so that steps may ask for more than there are. checkpoints: None where none can be kept.
     """
 
     reads: StatePages
@@ -34,17 +34,25 @@ class PartTables(NamedTuple):
     checkpoints: StatePages | None
 
     @classmethod
-    def of(cls, batch: RaggedBatch, table: StateTable, place: StatePlace) -> "PartTables":
+    def of(cls, batch: RaggedBatch, table: StateTable, place: StatePlace, beyond: int) -> "PartTables":
         """Those of a step's decodes."""
         rows, kept = table.checkpoint_lens.shape
         decodes = jnp.arange(rows) < batch.num_decodes
-        reads = state_pages(table.read, decodes, place)
+        reads, writes = (state_pages(blocks, decodes, place) for blocks in (table.read, table.write))
         reached = decodes[:, None] & (table.checkpoint_lens == batch.seq_lens[:, None])
         return cls(
-            reads=reads._replace(live=jnp.pad(reads.live, (0, AHEAD))),
-            writes=state_pages(table.write, decodes, place),
+            *(states._replace(live=jnp.pad(states.live, (0, beyond))) for states in (reads, writes)),
             checkpoints=state_pages(table.checkpoint, reached, place) if kept else None,
         )
+
+    def keep(self, plan: SlabPlan, pages_ref: Any, seq: Any, slab: Any, buffer: Any, semaphore: Any) -> None:
+        """Writes a sequence's slab to its checkpoints, one after the other."""
+        if self.checkpoints is None:
+            return
+        kept = self.checkpoints.ids.shape[0] // self.reads.ids.shape[0]
+        for state in (seq * kept + index for index in range(kept)):
+            plan.start(pages_ref, self.checkpoints, state, slab, buffer, semaphore, to_pool=True)
+            plan.wait(self.checkpoints, state, buffer, semaphore)
 
 
 class Copies(NamedTuple):
@@ -92,14 +100,9 @@ class Copies(NamedTuple):
     def give(self, step: jax.Array) -> None:
         """Writes the step's slab, now in `room`, and asks for the one AHEAD."""
         seq, slab = self._at(step)
-        _, writes, checkpoints = self.tables
         buffer, semaphore = self.outward.at[_slot(step)], self.departures.at[_slot(step)]
-        if checkpoints is not None:
-            kept = checkpoints.live.shape[0] // writes.live.shape[0]
-            for state in (seq * kept + index for index in range(kept)):
-                self.plan.start(self.pages_ref, checkpoints, state, slab, buffer, semaphore, to_pool=True)
-                self.plan.wait(checkpoints, state, buffer, semaphore)
-        self.plan.start(self.pages_ref, writes, seq, slab, buffer, semaphore, to_pool=True)
+        self.tables.keep(self.plan, self.pages_ref, seq, slab, buffer, semaphore)
+        self.plan.start(self.pages_ref, self.tables.writes, seq, slab, buffer, semaphore, to_pool=True)
         self._fetch(step + AHEAD)
 
     def close(self, here: jax.Array, num_steps: jax.Array) -> None:

@@ -17,12 +17,19 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.recurrent.tpu.copies import Copies, PartTables
+from pallas_kernels.recurrent.state_place import StatePlace
+from pallas_kernels.recurrent.tpu.copies import AHEAD, Copies, PartTables
+from pallas_kernels.recurrent.tpu.group_copies import GroupCopies
 from pallas_kernels.recurrent.tpu.slabs import SlabPlan
 from pallas_kernels.recurrent.tpu.step import Step
 
 TOGETHER = 8
 """Sequences of a group at most."""
+
+
+def group_size(rows: int) -> int:
+    """Sequences of a group where a step has `rows`."""
+    return min(TOGETHER, rows)
 
 
 class DecodeOperand(NamedTuple):
@@ -36,7 +43,7 @@ class DecodeOperand(NamedTuple):
         zeros = (0,) * (self.array.ndim - 1)
         if self.shared:
             return pl.BlockSpec(self.array.shape, lambda *_: (0, *zeros))
-        block = (min(TOGETHER, self.array.shape[0]), *self.array.shape[1:])
+        block = (group_size(self.array.shape[0]), *self.array.shape[1:])
         return pl.BlockSpec(block, lambda *at: (group(*at), *zeros))
 
 
@@ -64,11 +71,12 @@ def nothing(*_: Any) -> None:
 class DecodeLoop:
     """One token of every decode.
 
-    prepare(operand refs, scratch refs): makes a group ready.
+    prepare(operand refs, scratch refs, beside): makes a group ready; beside: buffers `uint32[together, rows,
+    128]` in and out of another part of its states, or None.
     ahead(at, scratch refs): makes one slab ready.
     compute(at, in_buffer, out_buffer, operand refs, scratch refs, out_ref): one slab. Operands here begin
     with those in SMEM, which are there as a whole.
-    scratch: shapes, float32. out: an operand of the shape of the outputs.
+    scratch: memory. out: an operand of the shape of the outputs.
     """
 
     num_slabs: int
@@ -77,20 +85,26 @@ class DecodeLoop:
     name: str
     prepare: Callable[..., None] = nothing
     ahead: Callable[..., None] = nothing
-    scratch: tuple[tuple[int, ...], ...] = ()
+    scratch: tuple[Any, ...] = ()
 
     def run(
-        self, operands: list[DecodeOperand], step: Step, in_smem: tuple[jax.Array, ...] = ()
+        self,
+        operands: list[DecodeOperand],
+        step: Step,
+        *,
+        in_smem: tuple[jax.Array, ...] = (),
+        beside: StatePlace | None = None,
     ) -> DecodeResult:
-        """Steps over all rows of the table; only decodes cost anything."""
+        """Steps over all rows of the table; only decodes cost anything. `beside`: see `prepare`."""
         pages, batch, table, place, interpret = step
         rows = table.read.shape[0]
         plan = SlabPlan.of(place, self.num_slabs)
-        tables = PartTables.of(batch, table, place)
+        tables = PartTables.of(batch, table, place, beyond=max(AHEAD, 2 * TOGETHER))
         scalars, structure = jax.tree.flatten(
             (batch.num_decodes.reshape(1).astype(jnp.int32), tables, in_smem)
         )
-        together = min(TOGETHER, rows)
+        together = group_size(rows)
+        beside_plan = None if beside is None else SlabPlan.of(beside, 1)
 
         def group(index, num_decodes, *_):
             # Groups without decodes ask for the last one's block, so nothing is copied for them.
@@ -100,8 +114,12 @@ class DecodeLoop:
             num_decodes_ref, part, smem_refs = structure.unflatten(refs[: len(scalars)])
             operand_refs = [*smem_refs, *refs[len(scalars) : len(scalars) + len(operands)]]
             _, out_ref, pages_ref, *scratch = refs[len(scalars) + len(operands) :]
-            copies = Copies(plan, part, pages_ref, *scratch[:4])
-            self._kernel(num_decodes_ref[0], together, copies, operand_refs, out_ref, scratch[4:])
+            copies, groups = Copies(plan, part, pages_ref, *scratch[:4]), None
+            num_decodes, own = num_decodes_ref[0], scratch[4:]
+            if beside_plan is not None:
+                groups = GroupCopies(beside_plan, part, together, pages_ref, *own[-4:])
+                own = own[:-4]
+            self._kernel(num_decodes, together, copies, groups, operand_refs, out_ref, own)
 
         anywhere = pl.BlockSpec(memory_space=pl.ANY)
         out, pages = pl.pallas_call(
@@ -113,7 +131,8 @@ class DecodeLoop:
                 out_specs=[self.out.spec(group), anywhere],
                 scratch_shapes=[
                     *Copies.scratch(plan),
-                    *(pltpu.VMEM(shape, jnp.float32) for shape in self.scratch),
+                    *self.scratch,
+                    *([] if beside_plan is None else GroupCopies.scratch(beside_plan, together)),
                 ],
             ),
             out_shape=[
@@ -129,7 +148,16 @@ class DecodeLoop:
         )(*scalars, *(operand.array for operand in operands), pages)
         return DecodeResult(out, pages)
 
-    def _kernel(self, num_decodes, together: int, copies: Copies, operand_refs, out_ref, scratch) -> None:
+    def _kernel(
+        self,
+        num_decodes,
+        together: int,
+        copies: Copies,
+        groups: GroupCopies | None,
+        operand_refs,
+        out_ref,
+        scratch,
+    ) -> None:
         """One group of sequences."""
         group = pl.program_id(0)
         first = group * together
@@ -156,12 +184,25 @@ class DecodeLoop:
             def _():
                 one_step(step + 1, 1)
 
+        if groups is not None:
+
+            @pl.when(group == 0)
+            def _():
+                groups.fetch(0)
+
+            groups.fetch(group + 1)
         copies.open(group == 0)
 
         @pl.when(first < stop)
         def _():
-            self.prepare(operand_refs, scratch)
+            beside = None if groups is None else (groups.take(group), groups.room(group))
+            self.prepare(operand_refs, scratch, beside)
             self.ahead(at(first * self.num_slabs, 0), scratch)
+            if groups is not None:
+                groups.give(group)
             lax.fori_loop(0, ((stop - first) * self.num_slabs + 1) // 2, two_steps, None)
 
-        copies.close((first < stop) & (stop == num_decodes), num_decodes * self.num_slabs)
+        is_last = (first < stop) & (stop == num_decodes)
+        copies.close(is_last, num_decodes * self.num_slabs)
+        if groups is not None:
+            pl.when(is_last)(lambda: groups.close(group))

@@ -7,7 +7,6 @@ With key k, query q (Mamba 2: B and C), decay a and value v of a token, per bloc
 The size of a key is on sublanes of the state, channels are on lanes.
 """
 
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,9 +19,11 @@ from pallas_kernels.recurrent.inputs import DeltaInputs, SsdInputs
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
-from pallas_kernels.recurrent.tpu.decode_loop import TOGETHER, DecodeLoop, DecodeOperand
+from pallas_kernels.recurrent.tpu.decode_loop import DecodeOperand
 from pallas_kernels.recurrent.tpu.matrix_decode import MatrixDecode
+from pallas_kernels.recurrent.tpu.matrix_loop import matrix_loop
 from pallas_kernels.recurrent.tpu.matrix_prefill import chunk_slab, pack_slab, unpack_slab
+from pallas_kernels.recurrent.tpu.matrix_sizes import MatrixSizes, sizes_of
 from pallas_kernels.recurrent.tpu.prefill_loop import Operand, PrefillLoop
 from pallas_kernels.recurrent.tpu.products import BFLOAT16_TERMS, FLOAT32_TERMS
 from pallas_kernels.recurrent.tpu.schedule import cut, first_rows, tile, untile
@@ -30,8 +31,6 @@ from pallas_kernels.recurrent.tpu.step import Step
 from pallas_kernels.recurrent.tpu.support import is_packed
 
 CHUNK = 64
-DECODE_BLOCKS = 8
-"""Blocks of a slab in decode: 512 KiB of float32 at size 128; six such buffers are in VMEM."""
 PREFILL_BLOCKS = 8
 """Blocks whose products run side by side in prefill, so that one's latency hides another's."""
 
@@ -53,63 +52,6 @@ class Tokens(NamedTuple):
 def terms_for(dtype: jax.typing.DTypeLike) -> int:
     """Terms of a number in products of what was computed from inputs of `dtype`."""
     return BFLOAT16_TERMS if jnp.dtype(dtype) == jnp.bfloat16 else FLOAT32_TERMS
-
-
-@dataclass(frozen=True, kw_only=True)
-class MatrixSizes:
-    """blocks of `together` heads of `head_size` channels (128 in all); `sharing` blocks read one key head."""
-
-    blocks: int
-    size: int
-    together: int
-    head_size: int
-    sharing: int
-
-    def slab(self, most: int, packed: bool) -> int:
-        """Blocks of a slab: at most `most`, whole key heads or a divisor of one's blocks."""
-        least = 2 if packed else 1
-        fitting = [
-            n
-            for n in range(least, most + 1, least)
-            if self.blocks % n == 0 and (n % self.sharing == 0 or self.sharing % n == 0)
-        ]
-        return max(fitting, default=self.blocks)
-
-    def keys(self, slab: int) -> int:
-        """Key heads that a slab of so many blocks reads."""
-        return max(slab // self.sharing, 1)
-
-    def decode(self, packed: bool) -> MatrixDecode:
-        """How decodes go over it."""
-        slab = self.slab(DECODE_BLOCKS, packed)
-        num_slabs, keys = self.blocks // slab, self.keys(slab)
-        return MatrixDecode(
-            size=self.size,
-            slab=slab,
-            num_slabs=num_slabs,
-            keys=keys,
-            key_slabs=num_slabs // max(self.sharing // slab, 1),
-            packed=packed,
-        )
-
-    def wide(self, value: jax.Array) -> jax.Array:
-        """`[..., H]` as `[..., blocks, 128]`: every head's value on its lanes."""
-        lead = value.shape[:-1]
-        spread = jnp.broadcast_to(value[..., None], (*value.shape, self.head_size))
-        return spread.reshape(*lead, self.blocks, LANES)
-
-
-def sizes_of(place: StatePlace, key_heads: int) -> MatrixSizes:
-    """The sizes of a part `[H, P, size]` with so many key heads."""
-    heads, head_size, size = place.shape
-    together = LANES // head_size
-    return MatrixSizes(
-        blocks=heads // together,
-        size=size,
-        together=together,
-        head_size=head_size,
-        sharing=heads // key_heads // together,
-    )
 
 
 def ssd_tpu(
@@ -153,45 +95,27 @@ def _run(tokens: Tokens, step: Step) -> StepResult:
 def _decode(tokens: Tokens, sizes: MatrixSizes, step: Step) -> StepResult:
     """Outputs `[S, H, P]`."""
     rows = step.table.read.shape[0]
-    decode = sizes.decode(is_packed(step.place))
-
-    both = [
-        first_rows(x, rows).reshape(rows, decode.key_slabs, decode.keys, sizes.size)
-        for x in (tokens.q, tokens.k)
-    ]
-    keys = jnp.concatenate(both, axis=2).reshape(rows, -1, sizes.size)
+    decode = MatrixDecode.of(sizes, is_packed(step.place))
 
     def channel_operand(value: jax.Array) -> DecodeOperand:
         return DecodeOperand(value.reshape(rows, decode.num_slabs, decode.slab, LANES))
 
     values = channel_operand(first_rows(tokens.v, rows))
     operands = [
-        DecodeOperand(keys),
+        DecodeOperand(decode.arrange(first_rows(tokens.q, rows), first_rows(tokens.k, rows))),
         values,
         channel_operand(sizes.wide(jnp.exp(first_rows(tokens.logs, rows)))),
     ]
     if tokens.beta is not None:
         operands.append(channel_operand(sizes.wide(first_rows(tokens.beta, rows))))
 
-    def prepare(operand_refs, scratch) -> None:
-        keys_ref = operand_refs[0]
-        decode.turn([keys_ref[seq] for seq in range(keys_ref.shape[0])], *scratch[:2])
+    def keys(operand_refs, *_) -> list[jax.Array]:
+        return [operand_refs[0][seq] for seq in range(operand_refs[0].shape[0])]
 
-    def compute(at, in_buffer, out_buffer, operand_refs, scratch, out_ref) -> None:
-        vectors = [ref.at[at.seq, at.slab] for ref in operand_refs[1:]]
-        decode.compute(
-            at, in_buffer, out_buffer, vectors, scratch[1], scratch[2 + at.slot], out_ref.at[at.seq, at.slab]
-        )
+    def vectors(operand_refs, _) -> list[Any]:
+        return operand_refs[1:]
 
-    loop = DecodeLoop(
-        num_slabs=decode.num_slabs,
-        prepare=prepare,
-        ahead=lambda at, scratch: decode.spread(at, scratch[0], scratch[2 + at.slot]),
-        compute=compute,
-        scratch=decode.scratch(min(TOGETHER, rows)),
-        out=values,
-        name="matrix_state_decode",
-    )
+    loop = matrix_loop(decode, values, keys=keys, vectors=vectors, name="matrix_state_decode")
     out, pages = loop.run(operands, step)
     return StepResult(out.reshape(rows, *tokens.v.shape[1:]), pages)
 

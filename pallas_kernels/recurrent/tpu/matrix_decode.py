@@ -1,9 +1,11 @@
 """One token on matrix states in VMEM, eight rows of a state at a time.
 
-A key's row must meet a state's rows as a column that is the same on all lanes:
+A row of a key must meet the rows of a state as a column, the same number on all lanes:
 
-    rows of q and k  -> columns `[size, 2 * keys]`          a group of sequences at once
-    columns          -> tiles, a number on all lanes         a slab ahead of the arithmetic
+    rows of q and k, three bfloat16 terms a number  -> columns    a group of sequences at once
+    columns x ones where a tile is                  -> tiles      a slab ahead of the arithmetic
+
+The product is exact: each sum is the three terms of one number, and zeros.
 """
 
 from dataclasses import dataclass
@@ -11,11 +13,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.layout import LANES, TILE_ROWS
 from pallas_kernels.recurrent.tpu.decode_loop import At
+from pallas_kernels.recurrent.tpu.matrix_sizes import MatrixSizes
+from pallas_kernels.recurrent.tpu.products import FLOAT32_TERMS, terms_of
 from pallas_kernels.recurrent.tpu.slabs import pack_rows, unpack_rows
 
+DECODE_BLOCKS = 8
+"""Blocks of a slab: 512 KiB of float32 at size 128."""
 DELTA_BLOCKS = 2
 """Blocks of a key that go through the delta rule together, so that their sums hide each other's latency."""
 SSD_BLOCKS = 8
@@ -37,38 +45,63 @@ class MatrixDecode:
     key_slabs: int
     packed: bool
 
+    @classmethod
+    def of(cls, sizes: MatrixSizes, packed: bool) -> "MatrixDecode":
+        """How decodes go over states of some sizes."""
+        slab = sizes.slab(DECODE_BLOCKS, packed)
+        num_slabs = sizes.blocks // slab
+        return cls(
+            size=sizes.size,
+            slab=slab,
+            num_slabs=num_slabs,
+            keys=sizes.keys(slab),
+            key_slabs=num_slabs // max(sizes.sharing // slab, 1),
+            packed=packed,
+        )
+
     @property
     def sharing(self) -> int:
         """Blocks of a slab that read one key head."""
         return max(self.slab // self.keys, 1)
 
-    def scratch(self, together: int) -> tuple[tuple[int, ...], ...]:
-        """Columns and products q . k of a group of sequences, and the tiles of two slabs."""
-        return (
-            (together, self.key_slabs, self.size, 2 * self.keys),
-            (together, self.key_slabs, self.keys, LANES),
-            *[(2 * self.keys, self.size, LANES)] * 2,
-        )
+    def scratch(self, together: int) -> list[Any]:
+        """Of a group of sequences: columns, products q . k, ones; and the tiles of two slabs."""
+        terms = FLOAT32_TERMS * 2 * self.keys
+        return [
+            pltpu.VMEM((together, self.key_slabs, self.size, terms), jnp.bfloat16),
+            pltpu.VMEM((together, self.key_slabs, self.keys, LANES), jnp.float32),
+            pltpu.VMEM((terms, 2 * self.keys * LANES), jnp.bfloat16),
+            *[pltpu.VMEM((self.size, 2 * self.keys * LANES), jnp.float32)] * 2,
+        ]
 
-    def turn(self, rows: list[jax.Array], columns_ref: Any, alike_ref: Any) -> None:
-        """Fills columns and products. rows: of each sequence, by key slab, queries above keys."""
-        columns = jnp.concatenate(rows).T
+    def arrange(self, q: jax.Array, k: jax.Array) -> jax.Array:
+        """q, k `[..., Hk, size]` as `[..., key_slabs * 2 * keys, size]`: a key slab's queries above its
+        keys."""
+        lead = q.shape[:-2]
+        both = [x.reshape(*lead, self.key_slabs, self.keys, self.size) for x in (q, k)]
+        return jnp.concatenate(both, axis=-2).reshape(*lead, -1, self.size)
+
+    def turn(self, rows: list[jax.Array], columns_ref: Any, alike_ref: Any, ones_ref: Any) -> None:
+        """Fills columns, products and ones from each sequence's arranged rows."""
+        stacked, width = [], FLOAT32_TERMS * 2 * self.keys
         for index in range(len(rows) * self.key_slabs):
-            at = index // self.key_slabs, index % self.key_slabs
-            columns_ref[at] = columns[:, index * 2 * self.keys : (index + 1) * 2 * self.keys]
-            first = at[1] * 2 * self.keys
-            q, k = (rows[at[0]][first + part * self.keys :][: self.keys] for part in range(2))
-            alike_ref[at] = jnp.broadcast_to((q * k).sum(axis=1, keepdims=True), (self.keys, LANES))
+            seq, slab = divmod(index, self.key_slabs)
+            both = rows[seq][slab * 2 * self.keys : (slab + 1) * 2 * self.keys]
+            alike = (both[: self.keys] * both[self.keys :]).sum(axis=1, keepdims=True)
+            alike_ref[seq, slab] = jnp.broadcast_to(alike, (self.keys, LANES))
+            stacked += [term.astype(jnp.float32) for term in terms_of(both, FLOAT32_TERMS)]
+        columns = jnp.concatenate(stacked).T
+        for index in range(len(rows) * self.key_slabs):
+            here = columns[:, index * width : (index + 1) * width]
+            columns_ref[divmod(index, self.key_slabs)] = here.astype(jnp.bfloat16)
+        row, column = (lax.broadcasted_iota(jnp.int32, ones_ref.shape, axis) for axis in range(2))
+        own = row % (2 * self.keys) == column // LANES
+        ones_ref[...] = own.astype(jnp.float32).astype(jnp.bfloat16)
 
-    def spread(self, at: At, columns_ref: Any, tiles_ref: Any) -> None:
+    def spread(self, at: At, columns_ref: Any, ones_ref: Any, tiles_ref: Any) -> None:
         """Fills a slab's tiles."""
-        columns_ref = columns_ref.at[at.seq, self._key_slab(at)]
-        for row in range(0, self.size, TILE_ROWS):
-            here = slice(row, row + TILE_ROWS)
-            columns = columns_ref[here]
-            for key in range(2 * self.keys):
-                tile = jnp.broadcast_to(columns[:, key : key + 1], (TILE_ROWS, LANES))
-                tiles_ref[key, here] = tile
+        columns = columns_ref[at.seq, self._key_slab(at)]
+        tiles_ref[...] = jnp.dot(columns, ones_ref[...], preferred_element_type=jnp.float32)
 
     def compute(self, at: At, in_buffer, out_buffer, vectors, alike_ref, tiles_ref, out_ref) -> None:
         """vectors: v, decay and, for the delta rule, beta `[slab, 128]`; out_ref likewise."""
@@ -114,7 +147,10 @@ class MatrixDecode:
     def _key(self, tiles_ref, first: int, blocks: range, row: int) -> dict[int, jax.Array]:
         """Eight rows of each block's tile."""
         keys = {b: first + b // self.sharing for b in blocks}
-        tiles = {key: tiles_ref[key, row : row + TILE_ROWS] for key in set(keys.values())}
+        tiles = {
+            key: tiles_ref[row : row + TILE_ROWS, key * LANES : (key + 1) * LANES]
+            for key in set(keys.values())
+        }
         return {b: tiles[key] for b, key in keys.items()}
 
     def _load(self, words, blocks: range, row: int) -> dict[int, jax.Array]:

@@ -68,7 +68,7 @@ def _decode(inputs: SelectiveInputs, step: Step) -> StepResult:
         out=out,
         name="selective_scan_decode",
     )
-    y, pages = loop.run(operands, step, (b, c))
+    y, pages = loop.run(operands, step, in_smem=(b, c))
     return StepResult(y.reshape(rows, channels), pages)
 
 

@@ -1,6 +1,7 @@
 """Which states the TPU kernels serve."""
 
 from pallas_kernels.layout import LANES
+from pallas_kernels.recurrent.conv_delta import ConvDeltaPlace
 from pallas_kernels.recurrent.state_place import StatePlace
 
 
@@ -47,3 +48,8 @@ def refuses_selective(place: StatePlace, key_heads: int) -> str | None:
     if is_packed(place) and size % 2:
         return f"a state size of {size} in bfloat16 is not even"
     return refuses_rows(place)
+
+
+def refuses_conv_delta(place: ConvDeltaPlace, key_heads: int) -> str | None:
+    """Why a convolution and the delta rule after it are not served, or None."""
+    return refuses_rows(place.conv) or refuses_delta(place.state, key_heads)

@@ -10,7 +10,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from pallas_kernels.recurrent import StateLayout, operations
 from pallas_kernels.recurrent.choice import Implementation, choose
 from pallas_kernels.recurrent.state_place import StatePlace
-from tests.pallas_kernels.recurrent.cases import Sequence, check, delta, make_step, mamba1, mamba2
+from tests.pallas_kernels.recurrent.recurrences import delta, mamba1, mamba2
+from tests.pallas_kernels.recurrent.steps import Sequence, check, make_step
 
 INTERPRET = plgpu.InterpretGPUParams(detect_races=True)
 

@@ -7,19 +7,35 @@ import pytest
 from pallas_kernels import RaggedBatch
 from pallas_kernels.aot import compile_for_tpu
 from pallas_kernels.recurrent import StateLayout, StateTable
-from tests.pallas_kernels.recurrent.cases import Operation, convolution, delta, make_step, mamba1, mamba2
+from tests.pallas_kernels.recurrent.recurrences import (
+    Operation,
+    convolution,
+    convolved_delta,
+    delta,
+    mamba1,
+    mamba2,
+)
+from tests.pallas_kernels.recurrent.steps import make_step
 
 PAGE_ROWS, NUM_PAGES = 128, 2048
 POOL_BYTES = PAGE_ROWS * 512 * NUM_PAGES
 
 
 def compile_chain(
-    operation: Operation, implementation: str, *, chip: str | None, tokens: int, layers: int = 2
+    operation: Operation,
+    implementation: str,
+    *,
+    chip: str | None,
+    tokens: int,
+    layers: int = 2,
+    decode_only=False,
 ):
     """Layers one after the other, each with states of its own: compiled with a pool of 128 MiB."""
     rows, kept = 4, 1
-    layout = StateLayout(shapes=(operation.shape,), dtypes=("float32",), page_rows=PAGE_ROWS)
+    count = len(operation.shapes)
+    layout = StateLayout(shapes=operation.shapes, dtypes=("float32",) * count, page_rows=PAGE_ROWS)
     step = make_step(operation, [], spare_tokens=tokens)
+    part = {"part": 0} if count == 1 else {"parts": (0, 1)}
 
     def chain(pages, inputs, batch, table):
         out = None
@@ -31,7 +47,7 @@ def compile_chain(
                 batch,
                 table,
                 layout=layout,
-                part=0,
+                **part,
                 layer_slot=layer * layout.num_pages,
                 layer_slots=layers * layout.num_pages,
                 implementation=implementation,
@@ -42,7 +58,8 @@ def compile_chain(
         return jnp.zeros(shape, jnp.int32)
 
     table = StateTable(ints(rows, 1), ints(rows, 1), ints(rows, kept), ints(rows, kept, 1))
-    batch = RaggedBatch(ints(tokens), ints(tokens), ints(rows + 1), ints(rows), ints(), ints())
+    lengths = (ints(tokens), ints(tokens), ints(rows + 1), ints(rows), ints(), ints())
+    batch = RaggedBatch(*lengths, decode_only=decode_only)
     pages = jax.ShapeDtypeStruct((NUM_PAGES, PAGE_ROWS, 128), jnp.uint32)
     arguments = (pages, step.tokens, batch, table)
     if chip is not None:
@@ -63,6 +80,11 @@ def check_in_place(compiled) -> None:
 )
 def test_two_layers_on_a_cpu(operation):
     check_in_place(compile_chain(operation, "xla", chip=None, tokens=32))
+
+
+def test_a_convolution_and_the_delta_rule_of_decodes_compiled_for_a_tpu():
+    operation, tokens = convolved_delta(1, 2, 128), {"tokens": 4, "layers": 1, "decode_only": True}
+    check_in_place(compile_chain(operation, "pallas_tpu", chip="tpu7x", **tokens))
 
 
 @pytest.mark.parametrize(

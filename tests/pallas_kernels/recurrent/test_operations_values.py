@@ -8,22 +8,22 @@ from pallas_kernels.recurrent.triangle import unit_lower_inverse
 from pallas_kernels.recurrent.xla import walk
 from pallas_kernels.recurrent.xla.exponentials import exp2_of_negative
 from pallas_kernels.recurrent.xla.substitution import solve_unit_lower
-from tests.pallas_kernels.recurrent.cases import (
-    Sequence,
-    check,
+from tests.pallas_kernels.recurrent.recurrences import (
     convolution,
+    convolved_delta,
     delta,
-    make_step,
     mamba1,
     mamba2,
     with_strong_decays,
 )
+from tests.pallas_kernels.recurrent.steps import Sequence, check, make_step
 
 OPERATIONS = {
     "conv": convolution(24),
     "mamba1": mamba1(24, 4),
     "mamba2": mamba2(4, 8, 16, 2),
     "delta": delta(2, 4, 16, 8),
+    "conv and delta": convolved_delta(1, 2, 8),
 }
 EVERY_LENGTH = [
     Sequence(before=5, new=1),

@@ -9,20 +9,15 @@ import pytest
 from pallas_kernels.recurrent import StateLayout, choice, selective_scan
 from pallas_kernels.recurrent.operations import CAUSAL_CONV1D, GATED_DELTA_RULE, SELECTIVE_SCAN, SSD
 from pallas_kernels.recurrent.state_place import StatePlace
-from tests.pallas_kernels.recurrent.cases import (
-    Sequence,
-    convolution,
-    delta,
-    make_step,
-    mamba1,
-    mamba2,
-)
+from tests.pallas_kernels.recurrent.recurrences import convolution, convolved_delta, delta, mamba1, mamba2
+from tests.pallas_kernels.recurrent.steps import Sequence, make_step
 
 OPERATIONS = {
     "conv": convolution(24),
     "mamba1": mamba1(24, 4),
     "mamba2": mamba2(4, 8, 16, 2),
     "delta": delta(2, 4, 16, 8),
+    "conv and delta": convolved_delta(1, 2, 8),
 }
 
 
@@ -76,9 +71,19 @@ def test_inputs_of_another_size_are_refused(name):
     floats, words = jnp.zeros(step.pages.shape), jnp.asarray(step.pages)
     with pytest.raises(ValueError, match=r"pages must be uint32\[num_pages, 8, 128\], got float32"):
         step.operation.run(step.tokens, weights, floats, step.batch, step.table, **place)
-    other = place | {"part": 0}
+    other = place | ({"part": 0} if "part" in place else {"parts": (0, 2)})
     with pytest.raises(ValueError, match=r"part 0 of the state must be .* the layout has \[6, 3\]"):
         step.operation.run(step.tokens, weights, words, step.batch, step.table, **other)
+
+
+def test_channels_that_are_not_whole_heads_are_refused():
+    step = make_step(convolved_delta(1, 2, 8), [Sequence(before=0, new=3)])
+    layout = StateLayout(shapes=((40, 3), (2, 8, 8)), dtypes=("float32", "float32"), page_rows=8)
+    place = step.place | {"layout": layout, "parts": (0, 1)}
+    tokens = step.tokens | {"x": step.tokens["x"].repeat(2, axis=1)[:, :40]}
+    weights = {"weight": jnp.ones((40, 4)), "bias": None}
+    with pytest.raises(ValueError, match="40 channels are not 2 values of 8 with queries and keys of 8"):
+        step.operation.run(tokens, weights, jnp.asarray(step.pages), step.batch, step.table, **place)
 
 
 def test_lengths_do_not_compile_again():

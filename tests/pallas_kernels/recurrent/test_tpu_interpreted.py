@@ -7,18 +7,17 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.recurrent import operations
 from pallas_kernels.recurrent.choice import Implementation
-from pallas_kernels.recurrent.tpu import matrices, selective
-from tests.pallas_kernels.recurrent.cases import (
-    Sequence,
-    check,
+from pallas_kernels.recurrent.tpu import decode_loop, matrices, matrix_decode, selective
+from tests.pallas_kernels.recurrent.recurrences import (
     convolution,
+    convolved_delta,
     delta,
     in_bfloat16,
-    make_step,
     mamba1,
     mamba2,
     with_strong_decays,
 )
+from tests.pallas_kernels.recurrent.steps import Sequence, check, make_step
 
 INTERPRET = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan")
 
@@ -26,7 +25,7 @@ INTERPRET = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise"
 @pytest.fixture(autouse=True)
 def interpreted(monkeypatch):
     """The kernels under the interpreter, through the public operations, with chunks of 8 tokens."""
-    for name in ("CAUSAL_CONV1D", "SELECTIVE_SCAN", "SSD", "GATED_DELTA_RULE"):
+    for name in ("CAUSAL_CONV1D", "SELECTIVE_SCAN", "SSD", "GATED_DELTA_RULE", "CONV_DELTA_RULE"):
         known = getattr(operations, name)
         run, refuses = known["pallas_tpu"]
         changed = known | {"pallas_tpu": Implementation(partial(run, interpret=INTERPRET), refuses)}
@@ -62,7 +61,7 @@ def test_a_mixed_step_with_checkpoints(operation, dtype, page_rows):
 @pytest.mark.parametrize("operation", [mamba2(8, 64, 8), delta(2, 4, 8, 128)], ids=["mamba2", "delta"])
 def test_decodes_of_several_slabs(operation, monkeypatch):
     """More slabs than buffers, several of which read one key, and a row of padding."""
-    monkeypatch.setattr(matrices, "DECODE_BLOCKS", 1)
+    monkeypatch.setattr(matrix_decode, "DECODE_BLOCKS", 1)
     sequences = [Sequence(before=4, new=1, in_place=row % 2 == 0) for row in range(3)]
     check(make_step(operation, sequences, page_rows=16, spare_rows=1, decode_only=True), "pallas_tpu")
 
@@ -73,6 +72,43 @@ def test_more_decodes_than_buffers(operation):
     sequences = [Sequence(before=4, new=1, in_place=row % 3 == 0) for row in range(9)]
     sequences.append(Sequence(before=0, new=1, starts_from_zeros=True, checkpoints=(1,)))
     check(make_step(operation, sequences, page_rows=16, spare_rows=1, decode_only=True), "pallas_tpu")
+
+
+DECODES = [
+    Sequence(before=4, new=1, checkpoints=(5,)),
+    Sequence(before=0, new=1, starts_from_zeros=True),
+    Sequence(before=9, new=1, in_place=False, checkpoints=(10,)),
+]
+
+
+@pytest.mark.parametrize(
+    ("operation", "layout"),
+    [
+        (convolved_delta(1, 2, 128), {"page_rows": 128}),
+        (convolved_delta(2, 2, 128, 3, bias=False), {"page_rows": 64, "dtype": "bfloat16"}),
+        (convolved_delta(1, 2, 128), {"page_rows": 64, "conv_dtype": "float32"}),
+    ],
+    ids=["bfloat16 by halves", "bfloat16 by inputs", "float32"],
+)
+def test_a_convolution_and_the_delta_rule_in_one_kernel(operation, layout):
+    """Two parts of a state, in one pass: the inputs of the convolution in words of all kinds."""
+    step = make_step(operation, DECODES, spare_rows=1, spare_tokens=1, decode_only=True, **layout)
+    check(step, "pallas_tpu")
+
+
+def test_more_convolved_decodes_than_buffers(monkeypatch):
+    """Two groups, whose convolutions are copied one ahead, and slabs of a head each."""
+    monkeypatch.setattr(matrix_decode, "DECODE_BLOCKS", 1)
+    sequences = [Sequence(before=4, new=1, in_place=row % 3 == 0) for row in range(5)]
+    monkeypatch.setattr(decode_loop, "TOGETHER", 2)
+    step = make_step(convolved_delta(1, 2, 128), sequences, page_rows=64, decode_only=True)
+    check(step, "pallas_tpu")
+
+
+def test_a_convolution_and_the_delta_rule_beside_a_prompt():
+    """Then they are two operations."""
+    sequences = [Sequence(before=4, new=1), Sequence(before=3, new=5, checkpoints=(5,))]
+    check(make_step(convolved_delta(1, 2, 128), sequences, page_rows=64), "pallas_tpu")
 
 
 def test_keys_that_hardly_differ(monkeypatch):

@@ -1,0 +1,52 @@
+"""Refusing arrays that do not fit each other or the states' layout."""
+
+import jax
+
+from pallas_kernels.batch import RaggedBatch
+from pallas_kernels.layout import LANES
+from pallas_kernels.recurrent.state_layout import StateLayout
+from pallas_kernels.recurrent.state_place import StatePlace
+
+
+def check_pool(pages: jax.Array, layout: StateLayout) -> None:
+    """ValueError for a pool that is not of the layout's pages."""
+    if pages.ndim != 3 or pages.shape[1:] != (layout.page_rows, LANES) or pages.dtype != "uint32":
+        raise ValueError(
+            f"pages must be uint32[num_pages, {layout.page_rows}, {LANES}], "
+            f"got {pages.dtype}{list(pages.shape)}"
+        )
+
+
+def check_shape(name: str, value: jax.Array, wanted: tuple[int, ...]) -> None:
+    """ValueError for an array of another shape."""
+    if value.shape != wanted:
+        raise ValueError(f"{name} must be {list(wanted)}, got {list(value.shape)}")
+
+
+def check_part(place: StatePlace, wanted: tuple[int, ...]) -> None:
+    """ValueError for a part of another shape."""
+    if place.shape != wanted:
+        raise ValueError(
+            f"part {place.part} of the state must be {list(wanted)} for these inputs, "
+            f"the layout has {list(place.shape)}"
+        )
+
+
+def check_convolution(
+    x: jax.Array,
+    weight: jax.Array,
+    bias: jax.Array | None,
+    activation: str | None,
+    batch: RaggedBatch,
+    place: StatePlace,
+) -> None:
+    """ValueError for what is not a convolution of the step's tokens, and for a part that does not fit it."""
+    if activation not in (None, "silu"):
+        raise ValueError(f"activation must be None or 'silu', got {activation!r}")
+    if x.ndim != 2 or weight.ndim != 2:
+        raise ValueError(f"x and weight must be [T, C] and [C, K], got {list(x.shape)}, {list(weight.shape)}")
+    channels, kernel = weight.shape
+    check_shape("x", x, (batch.positions.shape[0], channels))
+    check_part(place, (channels, kernel - 1))
+    if bias is not None:
+        check_shape("bias", bias, (channels,))
