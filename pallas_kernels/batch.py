@@ -14,6 +14,8 @@ class RaggedBatch:
     the first `num_decodes` have exactly one query token (so token i belongs to sequence i), then prefill
     chunks.
     The queries of a sequence are its last `query_starts[s+1] - query_starts[s]` positions.
+    A sequence may read what another one writes in the same step, but for the first `num_decodes`: they read
+    what earlier steps wrote, and what they write themselves. Others of one token come after them.
 
     positions     `[T]`   position of a token in its sequence
     seq_ids       `[T]`   row of the token's sequence, in [0, S); S for padding tokens, which are dropped

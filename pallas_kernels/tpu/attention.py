@@ -49,7 +49,10 @@ def write_and_attend_tpu(
     *,
     interpret: Any = False,
 ) -> AttentionResult:
-    """What `write_kv_tpu` and then `paged_attention_tpu` do; the decode kernel writes what it fetched."""
+    """What `write_kv_tpu` and then `paged_attention_tpu` do; the decode kernel writes decodes' tokens itself.
+
+    Chunks are written before: what other sequences of the step read may be in them.
+    """
     return _attend(q, NewTokens(k, v), pages, batch, table, settings, interpret=interpret)
 
 
@@ -68,8 +71,11 @@ def _attend(
     parts, rows = list(parts_of(batch, table)), batch.seq_lens.shape[0]
     images = None
     if new is not None:
-        planes = settings.layout.pack_tokens(new.k[:rows], None if new.v is None else new.v[:rows])
-        images = _with_rows(NewRows(settings.layout).images(planes), rows)
+        v = None if new.v is None else new.v[:rows]
+        images = _with_rows(NewRows(settings.layout).images(new.k[:rows], v), rows)
+        if not batch.decode_only:
+            chunks = {"first_seq": batch.num_decodes, "interpret": interpret}
+            pages = write_kv_tpu(pages, *new, batch, table, settings, **chunks)
     decodes, decoded = _with_rows(queries, rows), []
     for part in parts:
         result = _decode(decodes, images, pages, part, settings, interpret=interpret)
@@ -78,8 +84,6 @@ def _attend(
     is_decode = jnp.arange(q.shape[0]) < batch.num_decodes
     out = jnp.where(is_decode[:, None, None], _with_rows(jnp.concatenate(decoded), q.shape[0]), 0)
     if not batch.decode_only:
-        if new is not None:
-            pages = write_kv_tpu(pages, *new, batch, table, settings, interpret=interpret)
         for part in parts:
             out = out + _prefill(queries, pages, part, settings, interpret=interpret)
     return AttentionResult(out.astype(q.dtype), pages)

@@ -4,9 +4,9 @@ A row of 128 words is the least that is copied. Where tokens share rows, those t
 are a set (`SharedRows`): the new token is mixed with the others of its set as they were fetched.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import jax
@@ -16,11 +16,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.layout import LANES, AttentionPageLayout
-from pallas_kernels.tpu.neighbours import SharedRows
+from pallas_kernels.tpu.neighbours import SharedRows, shares_of, words_of_shares
 
 
 class Piece(NamedTuple):
-    """The rows of one head and plane: from row `image` of an image on, from row `page` of a page on."""
+    """The rows of a set in one piece of `shared`: from row `image` of an image on, and of the first set of a
+    page from its row `page` on.
+    """
 
     shared: SharedRows
     image: int
@@ -30,9 +32,9 @@ class Piece(NamedTuple):
         """The rows in an image."""
         return pl.ds(self.image, self.shared.rows)
 
-    def rows_of_page(self, slot: jax.Array) -> Any:
-        """The rows of a page that hold the token at `slot`."""
-        return pl.ds(self.page + slot // self.shared.neighbours * self.shared.rows, self.shared.rows)
+    def rows_of_page(self, first: jax.Array, sets: int | jax.Array = 1) -> Any:
+        """The rows of a page with some sets from number `first` on."""
+        return pl.ds(self.page + first * self.shared.rows, sets * self.shared.rows)
 
 
 @dataclass(frozen=True)
@@ -42,15 +44,21 @@ class NewRows:
     layout: AttentionPageLayout
 
     @cached_property
+    def shares(self) -> tuple[tuple[Piece, ...], ...]:
+        """The pieces of each of `shares_of`; an image has the first one's, then the next one's."""
+        shares, image = [], 0
+        for shared in shares_of(self.layout):
+            pieces = range(shared.pieces)
+            shares.append(
+                tuple(Piece(shared, image + piece * shared.rows, shared.first_row(piece)) for piece in pieces)
+            )
+            image += len(pieces) * shared.rows
+        return tuple(shares)
+
+    @property
     def pieces(self) -> tuple[Piece, ...]:
-        """All heads of the first plane, then of the next one."""
-        pieces, image = [], 0
-        for plane in range(self.layout.planes):
-            shared = SharedRows(self.layout, plane)
-            for head in range(self.layout.num_kv_heads):
-                pieces.append(Piece(shared, image, shared.first_row(head)))
-                image += shared.rows
-        return tuple(pieces)
+        """All of them."""
+        return tuple(chain(*self.shares))
 
     @property
     def count(self) -> int:
@@ -60,18 +68,19 @@ class NewRows:
     @property
     def are_mixed(self) -> bool:
         """Whether tokens share some of the rows."""
-        return not self.layout.rows_are_whole
+        return any(piece.shared.neighbours > 1 for piece in self.pieces)
 
-    def images(self, planes: Sequence[jax.Array]) -> jax.Array:
-        """`uint32[T, count, 128]` of the words of tokens, `uint32[T, Hkv, W]` for each plane.
+    def images(self, k: jax.Array, v: jax.Array | None) -> jax.Array:
+        """`uint32[T, count, 128]` of tokens, as `pack_tokens` takes them.
 
         Each token is at every place where it could be: it is mixed by its place alone.
         """
-        tiled = (
-            jnp.tile(words, (1, 1, SharedRows(self.layout, plane).neighbours))
-            for plane, words in enumerate(planes)
-        )
-        return jnp.concatenate([words.reshape(words.shape[0], -1, LANES) for words in tiled], axis=1)
+        tokens, images = k.shape[0], []
+        for shared, words in zip(shares_of(self.layout), words_of_shares(self.layout, k, v), strict=True):
+            everywhere = jnp.repeat(words[:, None], shared.neighbours, axis=1)
+            rows = shared.images(everywhere).reshape(shared.pieces, tokens, shared.rows, LANES)
+            images.append(rows.swapaxes(0, 1).reshape(tokens, -1, LANES))
+        return jnp.concatenate(images, axis=1)
 
     def put(self, image, page, slot: jax.Array, mixed) -> None:
         """Puts a token's `image [count, 128]` into its `page [rows, 128]`, and the rows into `mixed` too.
@@ -79,16 +88,19 @@ class NewRows:
         All are refs in VMEM; `mixed` is None where tokens share no rows.
         """
         for piece in self.pieces:
-            rows = piece.rows_of_page(slot)
+            size = piece.shared.neighbours
+            rows = piece.rows_of_page(slot // size)
             words = image[piece.rows_of_image()]
             if mixed is not None:
-                size = piece.shared.token_words
-                begin = slot % piece.shared.neighbours * size
-                row, lane = (lax.broadcasted_iota(jnp.int32, words.shape, axis) for axis in (0, 1))
-                word = row * LANES + lane
-                words = jnp.where((word >= begin) & (word < begin + size), words, page[rows])
+                words = mix_words(words, page[rows], piece.shared, slot % size, slot % size + 1)
                 mixed[piece.rows_of_image()] = words
             page[rows] = words
+
+
+def mix_words(new: jax.Array, old: jax.Array, shared: SharedRows, first, end) -> jax.Array:
+    """The words `[rows, 128]` of a set whose tokens [first, end) are new."""
+    row, lane = (lax.broadcasted_iota(jnp.int32, new.shape, axis) for axis in (0, 1))
+    return jnp.where(shared.is_of(row * LANES + lane, first, end), new, old)
 
 
 class RowWriter(NamedTuple):
@@ -111,7 +123,9 @@ class RowWriter(NamedTuple):
         source = image if mixed is None else mixed
         for piece in self.rows.pieces:
             pltpu.make_async_copy(
-                source.at[piece.rows_of_image()], page.at[piece.rows_of_page(slot)], self.semaphore
+                source.at[piece.rows_of_image()],
+                page.at[piece.rows_of_page(slot // piece.shared.neighbours)],
+                self.semaphore,
             ).start()
 
     def wait(self, count: jax.Array) -> None:

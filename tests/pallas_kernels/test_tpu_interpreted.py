@@ -6,7 +6,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.settings import AttentionSettings
-from pallas_kernels.tpu import decode_plan, parts, prefill_plan, write_shared
+from pallas_kernels.tpu import decode_plan, page_writer, parts, prefill_plan
 from pallas_kernels.tpu.attention import paged_attention_tpu
 from pallas_kernels.tpu.tuning import Sizes
 from pallas_kernels.tpu.write import write_kv_tpu
@@ -23,7 +23,7 @@ def small_buffers(monkeypatch):
     monkeypatch.setattr(decode_plan, "STEP_TOKENS", 32)
     monkeypatch.setattr(decode_plan, "SEQUENCES", 4)
     monkeypatch.setattr(prefill_plan, "RULE", Sizes(tokens=16, most=16))
-    monkeypatch.setattr(write_shared, "STEP_BYTES", 1)
+    monkeypatch.setattr(page_writer, "MIXED_BYTES", 1)
 
 
 def settings_of(step: Step, **rest) -> AttentionSettings:
