@@ -136,7 +136,5 @@ def test_a_sequence_after_the_decodes_reads_what_another_one_writes():
     ids[1, 0] = ids[0, 0]
     (k, v), (other_k, other_v) = step.history
     follower = tuple(np.concatenate([x[:8], y[8:]]) for x, y in ((k, other_k), (v, other_v)))
-    step = replace(
-        step, table=replace(step.table, block_ids=jnp.asarray(ids)), history=[(k, v), follower]
-    )
+    step = replace(step, table=replace(step.table, block_ids=jnp.asarray(ids)), history=[(k, v), follower])
     check(step, written_by_hand(step))
