@@ -20,6 +20,7 @@ from jaxkv.engine.draws import uniform_draws
 from jaxkv.engine.sampling_table import SamplingTable
 from jaxkv.engine.step import CompiledSteps, StepFunction, StepOutputs
 from jaxkv.engine.step_inputs import BlockTableShape, StateTableShape, StepShape, TableShape
+from jaxkv.engine.step_order import count_decodes
 from jaxkv.engine.table_checks import check_blocks, check_states, check_written_states
 from jaxkv.errors import JaxkvError
 from jaxkv.memory_size import format_bytes
@@ -125,10 +126,21 @@ class ModelRunner:
             self.buckets, num_tokens=output.total_num_scheduled_tokens, num_seqs=len(output.rows)
         )
         shape = self.steps.shapes[bucket]
+        tables = self._tables(output, cache_manager, shape)
+        num_decodes = count_decodes(self.plan, output, tables)
+        if bucket.decode_only and num_decodes < len(output.rows):
+            bucket = pick_bucket(
+                [bucket for bucket in self.buckets if not bucket.decode_only],
+                num_tokens=output.total_num_scheduled_tokens,
+                num_seqs=len(output.rows),
+            )
+            shape = self.steps.shapes[bucket]
+            tables = self._tables(output, cache_manager, shape)
         words = np.zeros(shape.num_words, np.int32)
         views = shape.views(words)
         self._fill_tokens(views, output, table)
-        self._fill_tables(views, output, self._tables(output, cache_manager, shape))
+        views["num_decodes"][...] = num_decodes
+        self._fill_tables(views, output, tables)
         check_written_states(cache_manager, output)
         _fill_sampling(views, output, sampling)
         self.pages = self._copier.run(self.pages, cache_manager.take_block_copies())
@@ -161,7 +173,6 @@ class ModelRunner:
         views["query_starts"][: rows + 1] = arrays.query_starts
         views["query_starts"][rows + 1 :] = count
         views["seq_lens"][:rows] = arrays.seq_lens
-        views["num_decodes"][...] = output.num_decodes
         views["num_seqs"][...] = rows
         views["sampled"][: len(output.sampling)] = arrays.query_starts[1:][output.sampling] - 1
         views["num_samples"][...] = len(output.sampling)
