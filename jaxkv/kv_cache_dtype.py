@@ -24,13 +24,22 @@ KV_SCALE_BYTES = 8
 """Of a token and head: one float32 for K, one for V."""
 
 _QUANTISED = ("float8_e4m3fn", "int8")
+_8_BITS = (*_QUANTISED, "float8_e5m2")
 
 
 def choose_kv_cache_dtype(name: str, model_dtype: str) -> str:
-    """The element type called `name`; for "auto" it is `model_dtype`. JaxkvError for an unknown name."""
+    """The element type called `name`; for "auto" it is `model_dtype`.
+
+    Raises JaxkvError for an unknown name, and for another than `model_dtype` where that is of 8 bits: it can
+    only be meant for keys and values, too.
+    """
     names = {"auto": model_dtype, **KV_CACHE_DTYPES}
     if not isinstance(name, str) or name not in names:
         raise JaxkvError(f"kv_cache_dtype must be one of {', '.join(names)}, not {name!r}")
+    if model_dtype in _8_BITS and names[name] != model_dtype:
+        raise JaxkvError(
+            f"dtype {model_dtype} and kv_cache_dtype {name} both say what keys and values are in: give one"
+        )
     return names[name]
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from jaxkv.errors import JaxkvError
-from jaxkv.kv_cache_dtype import KV_SCALE_BYTES, scale_bytes
+from jaxkv.kv_cache_dtype import scale_bytes
 from jaxkv.model_config.parallel import replicated_heads, split_evenly
 from jaxkv.specs import (
     ChunkedLocalAttentionSpec,
@@ -75,13 +75,16 @@ class LatentCache:
     width: int
 
     def spec(self, choices: CacheChoices) -> KVCacheSpec:
-        """The spec on one chip; tensor parallelism copies it."""
-        scale = KV_SCALE_BYTES // 2 if choices.dtype == "int8" else 0
+        """The spec on one chip; tensor parallelism copies it.
+
+        vLLM packs a pair of scales behind a latent of 8 bits, as if it had two sides
+        (`MLACommonBackend.customize_spec`, 0.33).
+        """
         return MLASpec(
             block_size=choices.block_size,
             head_size=self.width,
             dtype=choices.dtype,
-            kv_quant_scale_bytes=scale,
+            kv_quant_scale_bytes=scale_bytes(choices.dtype),
         )
 
 

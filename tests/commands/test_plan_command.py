@@ -159,6 +159,10 @@ def test_several_models_in_one_table(capsys: pytest.CaptureFixture[str]) -> None
             ["--state-dtype", "int8"],
             "unknown dtype 'int8' of recurrent states; known are float32, bfloat16, float16",
         ),
+        (
+            ["--dtype", "int8", "--kv-cache-dtype", "fp8"],
+            "dtype int8 and kv_cache_dtype fp8 both say what keys and values are in: give one",
+        ),
         (["--html", ""], "cannot write --html"),
         (["--html", "/nowhere/page.html"], "cannot write --html /nowhere/page.html"),
     ],

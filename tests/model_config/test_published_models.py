@@ -78,6 +78,13 @@ def test_keys_and_values_of_8_bits_have_the_scales_of_vllm_per_token_and_head() 
     assert pages == {"bf16": 16384, "fp8": 8192 + 16 * 8, "int8": 8192 + 16 * 8}
 
 
+@pytest.mark.parametrize("dtype", ["fp8", "int8"])
+def test_latents_of_8_bits_have_the_pair_of_scales_of_vllm(dtype: str) -> None:
+    """vLLM 0.33, `MLACommonBackend`: `head_size * 1 + 2 * 4` bytes a token for every per-token-head mode."""
+    spec = next(s for s in model_cache_from_config(read("deepseek-v3")).specs(16, dtype).values())
+    assert spec.page_size_bytes == 16 * (576 + 2 * 4)
+
+
 @pytest.mark.parametrize("name", ["fp8", "fp8_e4m3", "fp8_per_token_head", "int8", "int8_per_token_head"])
 def test_the_dtype_of_keys_and_values_leaves_states_alone(name: str) -> None:
     cache = model_cache_from_config(read("jamba-1.5-mini"))
