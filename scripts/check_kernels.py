@@ -6,7 +6,7 @@
 
 Needs libtpu, no accelerator. With a static cost tool (a program that takes `module:function --topology T
 --kwargs JSON --path DIR` and prints JSON with a list `kernels`) the modelled time, the bytes read and the
-share of peak bandwidth are shown as well.
+share of peak bandwidth are shown as well, and the longest kernel's spilled vector registers.
 
 A GPU is compiled for alone, and needs JAX's CUDA plugin (exit code 2 without it), no GPU.
 """
@@ -40,7 +40,7 @@ ALL_CASES: dict[str, Case | RecurrentCase | StepCase] = {
     **RECURRENT_CASES,
 }
 NOT_FOLLOWED = ("write", "step")  # their scalars are computed on the device, where no cost tool sees them
-COLUMNS = ("kernel", "shape", "chip", "alias MB", "temp MB", "us", "read MB", "bandwidth", "bound")
+COLUMNS = ("kernel", "shape", "chip", "alias MB", "temp MB", "us", "read MB", "bandwidth", "bound", "spills")
 
 
 def build_case(name: str) -> Built:
@@ -77,7 +77,7 @@ def measure(name: str, chip: str, tool: str | None) -> dict[str, Any]:
 
 
 def static_cost(name: str, chip: str, tool: str) -> dict[str, Any]:
-    """The tool's figures: time and bytes of all kernels of the case, the longest one's share of bandwidth.
+    """The tool's figures: time and bytes of all kernels of the case, the longest one's bandwidth and spills.
 
     What the tool could not follow of that one is said in `note`.
     """
@@ -99,6 +99,7 @@ def static_cost(name: str, chip: str, tool: str) -> dict[str, Any]:
         "read MB": round(sum(k["hbm_read_bytes"] for k in answer["kernels"]) / 1e6, 1),
         "bandwidth": round(kernel["hbm_utilisation"], 2),
         "bound": kernel["bound"],
+        "spills": kernel["spills"]["vmem"],
     }
 
 

@@ -1,7 +1,8 @@
 """The shapes at which `check_kernels.py` looks at the recurrent TPU kernels: published models' layers."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import jax
@@ -37,13 +38,24 @@ def _ints(values: Any) -> Any:
 class Layer:
     """A model's recurrent layer: `kernel` is "selective_scan", "ssd" or "gated_delta_rule".
 
-    conv, state: shapes of the state's two parts, the second in float32; key_heads: groups of Mamba 2.
+    state: shape of the state's second part, in float32; key_heads: groups of Mamba 2.
     """
 
     kernel: str
-    conv: tuple[int, int]
     state: tuple[int, ...]
     key_heads: int = 0
+
+    @property
+    def conv(self) -> tuple[int, int]:
+        """Shape of the state's first part: a convolution of four tokens over all channels."""
+        size = self.state[-1]
+        return prod(self.state[:-1]) + 2 * self.key_heads * size, 3
+
+    def under(self, devices: int) -> "Layer":
+        """One device's share; key heads are repeated where there are fewer than devices."""
+        channels, *rest = self.state
+        key_heads = self.key_heads and max(self.key_heads // devices, 1)
+        return replace(self, state=(channels // devices, *rest), key_heads=key_heads)
 
     def inputs(self, tokens: int) -> tuple[Any, ...]:
         """What the operation computes from, bfloat16 but for steps and decays."""
@@ -62,12 +74,16 @@ class Layer:
         return key, key, value, by_head, by_head
 
 
+_MODELS = {
+    "jamba-1.5-mini": Layer(kernel="selective_scan", state=(8192, 16)),
+    "nemotron-3-nano": Layer(kernel="ssd", state=(64, 64, 128), key_heads=8),
+    "granite-4.0-h-small": Layer(kernel="ssd", state=(128, 64, 128), key_heads=1),
+    "qwen3-next-80b": Layer(kernel="gated_delta_rule", state=(32, 128, 128), key_heads=16),
+}
 LAYERS = {
-    "jamba-1.5-mini": Layer(kernel="selective_scan", conv=(8192, 3), state=(8192, 16)),
-    "nemotron-3-nano": Layer(kernel="ssd", conv=(6144, 3), state=(64, 64, 128), key_heads=8),
-    "granite-4.0-h-small": Layer(kernel="ssd", conv=(8448, 3), state=(128, 64, 128), key_heads=1),
-    "qwen3-next-80b": Layer(kernel="gated_delta_rule", conv=(8192, 3), state=(32, 128, 128), key_heads=16),
-    "qwen3-next-80b/4": Layer(kernel="gated_delta_rule", conv=(2048, 3), state=(8, 128, 128), key_heads=4),
+    model if devices == 1 else f"{model}/{devices}": layer.under(devices)
+    for model, layer in _MODELS.items()
+    for devices in (1, 4, 8)
 }
 _OPERATIONS: dict[str, Callable[..., Any]] = {
     "causal_conv1d": causal_conv1d,
@@ -137,6 +153,7 @@ class RecurrentCase:
         return Built(call, (pages, inputs, batch, table), 0)
 
 
+_QUICK = ("jamba-1.5-mini", "nemotron-3-nano", "qwen3-next-80b/4")
 _STEPS: dict[str, dict[str, int]] = {
     "decode": {},
     "prefill": {"sequences": 1, "new": 2048},
@@ -146,15 +163,16 @@ RECURRENT_CASES = {
     f"{model} {conv}{step}": RecurrentCase(
         kernel="causal_conv1d" if conv else layer.kernel,
         layer=layer,
-        quick=step == "decode" and model != "granite-4.0-h-small",
+        quick=step == "decode" and model in _QUICK,
         **sizes,
     )
     for model, layer in LAYERS.items()
     for conv in ("conv ", "")
     for step, sizes in _STEPS.items()
+    if "kept" not in sizes or model in _MODELS or model in _QUICK
 }
 RECURRENT_CASES |= {
-    f"{model} conv and decode": RecurrentCase(kernel="conv_delta_rule", layer=layer, quick=True)
+    f"{model} conv and decode": RecurrentCase(kernel="conv_delta_rule", layer=layer, quick=model in _QUICK)
     for model, layer in LAYERS.items()
     if layer.kernel == "gated_delta_rule"
 }

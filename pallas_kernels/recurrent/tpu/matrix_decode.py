@@ -24,10 +24,6 @@ from pallas_kernels.recurrent.tpu.slabs import pack_rows, unpack_rows
 
 DECODE_BLOCKS = 8
 """Blocks of a slab: 512 KiB of float32 at size 128."""
-DELTA_BLOCKS = 2
-"""Blocks of a key that go through the delta rule together, so that their sums hide each other's latency."""
-SSD_BLOCKS = 8
-"""The same of Mamba 2, which passes over a state once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +103,7 @@ class MatrixDecode:
         """vectors: v, decay and, for the delta rule, beta `[slab, 128]`; out_ref likewise."""
         v_ref, decay_ref, *beta_refs = vectors
         alike_ref = alike_ref.at[at.seq, self._key_slab(at)]
-        for blocks in self._groups(DELTA_BLOCKS if beta_refs else SSD_BLOCKS):
+        for blocks in self._groups():
             decay = {b: decay_ref[b : b + 1] for b in blocks}
             added = {b: v_ref[b : b + 1] for b in blocks}
             for beta_ref in beta_refs:
@@ -137,11 +133,11 @@ class MatrixDecode:
         per_key = self.num_slabs // self.key_slabs
         return at.slab // per_key if per_key > 1 else at.slab
 
-    def _groups(self, most: int) -> list[range]:
-        """Blocks that go together: up to `most` of one key head; two of bfloat16 share their words."""
-        together = max(n for n in range(1, most + 1) if self.sharing % n == 0)
-        if self.packed and together % 2:
-            together = 2
+    def _groups(self) -> list[range]:
+        """Blocks that go together: two of one key head, which share the loads of its tiles (with more, sums
+        do not stay in registers), or two of bfloat16, which share words.
+        """
+        together = 2 if self.packed or self.sharing % 2 == 0 else 1
         return [range(first, first + together) for first in range(0, self.slab, together)]
 
     def _key(self, tiles_ref, first: int, blocks: range, row: int) -> dict[int, jax.Array]:
