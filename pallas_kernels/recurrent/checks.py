@@ -8,13 +8,16 @@ from pallas_kernels.recurrent.state_layout import StateLayout
 from pallas_kernels.recurrent.state_place import StatePlace
 
 
-def check_pool(pages: jax.Array, layout: StateLayout) -> None:
-    """ValueError for a pool that is not of the layout's pages."""
+def place_in(
+    pages: jax.Array, layout: StateLayout, part: int, layer_slot: int | jax.Array, layer_slots: int
+) -> StatePlace:
+    """Where a part is in a pool. ValueError for a place that cannot be, and a pool of other pages."""
     if pages.ndim != 3 or pages.shape[1:] != (layout.page_rows, LANES) or pages.dtype != "uint32":
         raise ValueError(
             f"pages must be uint32[num_pages, {layout.page_rows}, {LANES}], "
             f"got {pages.dtype}{list(pages.shape)}"
         )
+    return StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots)
 
 
 def check_shape(name: str, value: jax.Array, wanted: tuple[int, ...]) -> None:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.batch import RaggedBatch
-from pallas_kernels.recurrent.checks import check_convolution, check_part, check_pool, check_shape
+from pallas_kernels.recurrent.checks import check_convolution, check_part, check_shape, place_in
 from pallas_kernels.recurrent.choice import choose
 from pallas_kernels.recurrent.conv_delta import ConvDeltaInputs, ConvDeltaPlace
 from pallas_kernels.recurrent.inputs import DeltaInputs, KeyScaling, SelectiveInputs, SsdInputs
@@ -28,7 +28,6 @@ from pallas_kernels.recurrent.known import (
 )
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_layout import StateLayout
-from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
 
 
@@ -52,8 +51,7 @@ def causal_conv1d(
     `x [T, C]`, `weight [C, K]`, `bias [C]` or None; the part is `[C, K - 1]`, the last inputs, oldest first.
     `activation` is None or "silu", applied to y.
     """
-    place = StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots)
-    check_pool(pages, layout)
+    place = place_in(pages, layout, part, layer_slot, layer_slots)
     check_convolution(x, weight, bias, activation, batch, place)
     run = choose(CAUSAL_CONV1D, place, implementation)
     out, pages = run(x, weight, bias, pages, batch, table, place, silu=activation == "silu")
@@ -81,8 +79,7 @@ def selective_scan(
 
     `x, dt [T, C]` (dt after bias and softplus), `a [C, N]` negative, `b, c [T, N]`, `d [C]`.
     """
-    place = StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots)
-    check_pool(pages, layout)
+    place = place_in(pages, layout, part, layer_slot, layer_slots)
     tokens = batch.positions.shape[0]
     if a.ndim != 2:
         raise ValueError(f"a must be [C, N], got {list(a.shape)}")
@@ -121,8 +118,7 @@ def ssd(
     `x [T, H, P]`, `dt [T, H]` (after bias and softplus), `a [H]` negative, `b, c [T, G, N]` with H a multiple
     of G, head h reading group `h // (H / G)`, `d [H]` or None.
     """
-    place = StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots)
-    check_pool(pages, layout)
+    place = place_in(pages, layout, part, layer_slot, layer_slots)
     tokens = batch.positions.shape[0]
     if x.ndim != 3 or b.ndim != 3 or x.shape[1] % b.shape[1]:
         raise ValueError(
@@ -169,8 +165,7 @@ def gated_delta_rule(
     head `h // (Hv / Hk)`. With `l2norm_eps` q and k are first divided by `sqrt(sum of squares + eps)`, else
     they come normalised. Returns o `[T, Hv, dv]`.
     """
-    place = StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots)
-    check_pool(pages, layout)
+    place = place_in(pages, layout, part, layer_slot, layer_slots)
     tokens = batch.positions.shape[0]
     if k.ndim != 3 or v.ndim != 3 or v.shape[1] % k.shape[1]:
         raise ValueError(
@@ -214,10 +209,7 @@ def conv_delta_rule(
 
     A step of decodes passes over the states of both once on a TPU. Returns o `[T, Hv, dv]`.
     """
-    conv, state = (
-        StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots) for part in parts
-    )
-    check_pool(pages, layout)
+    conv, state = (place_in(pages, layout, part, layer_slot, layer_slots) for part in parts)
     check_convolution(x, weight, bias, activation, batch, conv)
     if len(state.shape) != 3:
         raise ValueError(f"part {state.part} of the state must be [Hv, dv, dk], got {list(state.shape)}")

@@ -22,7 +22,7 @@ from pallas_kernels.recurrent.tpu.conv_words import ConvWords
 from pallas_kernels.recurrent.tpu.decode_loop import DecodeOperand, group_size
 from pallas_kernels.recurrent.tpu.matrices import gated_delta_rule_tpu
 from pallas_kernels.recurrent.tpu.matrix_decode import MatrixDecode
-from pallas_kernels.recurrent.tpu.matrix_loop import matrix_loop
+from pallas_kernels.recurrent.tpu.matrix_loop import head_operands, matrix_loop
 from pallas_kernels.recurrent.tpu.matrix_sizes import sizes_of
 from pallas_kernels.recurrent.tpu.schedule import first_rows, merge
 from pallas_kernels.recurrent.tpu.step import Step
@@ -63,16 +63,12 @@ def _decode(inputs: ConvDeltaInputs, scaling: KeyScaling, step: Step, place: Con
     sizes = sizes_of(place.state, place.key_heads)
     decode = MatrixDecode.of(sizes, is_packed(place.state))
 
-    def channel_operand(value: jax.Array) -> DecodeOperand:
-        return DecodeOperand(value.reshape(rows, decode.num_slabs, decode.slab, LANES))
-
     def shared_operand(value: jax.Array) -> DecodeOperand:
         return DecodeOperand(value.astype(jnp.float32).reshape(-1, words.lines, LANES), shared=True)
 
-    decay = channel_operand(sizes.wide(jnp.exp(first_rows(inputs.g, rows))))
+    by_head = head_operands(decode, sizes, rows, inputs.g, inputs.beta)
     operands = [
-        decay,
-        channel_operand(sizes.wide(first_rows(inputs.beta, rows))),
+        *by_head,
         DecodeOperand(first_rows(inputs.x, rows).reshape(rows, words.lines, LANES)),
         shared_operand(inputs.weight.T),
     ]
@@ -103,7 +99,7 @@ def _decode(inputs: ConvDeltaInputs, scaling: KeyScaling, step: Step, place: Con
 
     values = pltpu.VMEM((group_size(rows), decode.num_slabs, decode.slab, LANES), jnp.float32)
     loop = matrix_loop(
-        decode, decay, keys=keys, vectors=vectors, scratch=(values,), name="conv_delta_rule_decode"
+        decode, by_head[0], keys=keys, vectors=vectors, scratch=(values,), name="conv_delta_rule_decode"
     )
     out, pages = loop.run(operands, step, beside=place.conv)
     return StepResult(out.reshape(rows, *place.state.shape[:2]), pages)

@@ -21,7 +21,7 @@ from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
 from pallas_kernels.recurrent.tpu.decode_loop import DecodeOperand
 from pallas_kernels.recurrent.tpu.matrix_decode import MatrixDecode
-from pallas_kernels.recurrent.tpu.matrix_loop import matrix_loop
+from pallas_kernels.recurrent.tpu.matrix_loop import head_operands, matrix_loop, slab_operand
 from pallas_kernels.recurrent.tpu.matrix_prefill import chunk_slab, pack_slab, unpack_slab
 from pallas_kernels.recurrent.tpu.matrix_sizes import MatrixSizes, sizes_of
 from pallas_kernels.recurrent.tpu.prefill_loop import Operand, PrefillLoop
@@ -97,17 +97,12 @@ def _decode(tokens: Tokens, sizes: MatrixSizes, step: Step) -> StepResult:
     rows = step.table.read.shape[0]
     decode = MatrixDecode.of(sizes, is_packed(step.place))
 
-    def channel_operand(value: jax.Array) -> DecodeOperand:
-        return DecodeOperand(value.reshape(rows, decode.num_slabs, decode.slab, LANES))
-
-    values = channel_operand(first_rows(tokens.v, rows))
+    values = slab_operand(decode, first_rows(tokens.v, rows))
     operands = [
         DecodeOperand(decode.arrange(first_rows(tokens.q, rows), first_rows(tokens.k, rows))),
         values,
-        channel_operand(sizes.wide(jnp.exp(first_rows(tokens.logs, rows)))),
+        *head_operands(decode, sizes, rows, tokens.logs, tokens.beta),
     ]
-    if tokens.beta is not None:
-        operands.append(channel_operand(sizes.wide(first_rows(tokens.beta, rows))))
 
     def keys(operand_refs, *_) -> list[jax.Array]:
         return [operand_refs[0][seq] for seq in range(operand_refs[0].shape[0])]

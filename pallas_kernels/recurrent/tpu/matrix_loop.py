@@ -4,9 +4,26 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from pallas_kernels.layout import LANES
 from pallas_kernels.recurrent.tpu.decode_loop import At, DecodeLoop, DecodeOperand, group_size
 from pallas_kernels.recurrent.tpu.matrix_decode import MatrixDecode
+from pallas_kernels.recurrent.tpu.matrix_sizes import MatrixSizes
+from pallas_kernels.recurrent.tpu.schedule import first_rows
+
+
+def slab_operand(decode: MatrixDecode, value: jax.Array) -> DecodeOperand:
+    """`[S, ...]` of all channels, slab by slab."""
+    return DecodeOperand(value.reshape(value.shape[0], decode.num_slabs, decode.slab, LANES))
+
+
+def head_operands(
+    decode: MatrixDecode, sizes: MatrixSizes, rows: int, logs: jax.Array, beta: jax.Array | None
+) -> list[DecodeOperand]:
+    """Decays and, for the delta rule, beta of the first rows, on the lanes of their heads."""
+    by_head = [jnp.exp(first_rows(logs, rows)), *([] if beta is None else [first_rows(beta, rows)])]
+    return [slab_operand(decode, sizes.wide(value)) for value in by_head]
 
 
 def matrix_loop(

@@ -5,7 +5,8 @@ on a CPU, in which a turn costs next to nothing and a tile stays in the nearest 
 memory once and written once. It runs on one thread, as whatever writes to the pool does.
 """
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -15,9 +16,10 @@ from pallas_kernels.layout import LANES, TILE_ROWS
 from pallas_kernels.recurrent.state_place import StatePlace
 from pallas_kernels.recurrent.state_table import StateTable
 from pallas_kernels.recurrent.xla.exponentials import exp2_of_negative
-from pallas_kernels.recurrent.xla.pick import pick
+from pallas_kernels.recurrent.xla.pick import pick, put
 
 TILE_WORDS = TILE_ROWS * LANES
+_Carry = TypeVar("_Carry")
 
 
 class TokenUpdate(NamedTuple):
@@ -67,8 +69,22 @@ def decode_tiles(
     """Outputs `[S, blocks, lanes]`, of any value from `num_decodes` on, and the pool with the new states."""
     loop = _Loop(update, tile, seq_lens, table, place)
     pool = pages.reshape(pages.shape[0], -1, *tile)
-    pool, out = lax.fori_loop(0, num_decodes, loop.sequence, (pool, jnp.zeros_like(update.added)))
-    return out, pool.reshape(pages.shape)
+    pool, out = lax.fori_loop(0, num_decodes, loop.sequence, (pool, jnp.zeros_like(loop.added)))
+    return out.reshape(update.added.shape), pool.reshape(pages.shape)
+
+
+class _Tile(NamedTuple):
+    """A tile's page, its number there, and its place in its block."""
+
+    page: jax.Array
+    tile: jax.Array
+    down: jax.Array
+    across: jax.Array
+
+    @property
+    def begin(self) -> tuple[jax.Array | int, ...]:
+        """Where it begins in the pool."""
+        return (self.page, self.tile, 0, 0)
 
 
 class _Loop:
@@ -108,72 +124,91 @@ class _Loop:
         read, write = pick(self.table.read, seq)[0], pick(self.table.write, seq)[0]
         pool = self._copy(pool, pick(self.read, seq), pick(self.write, seq), (read != 0) & (read != write))
 
-        def column(index: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        def one(block: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
             pool, out = carry
-            block, across = lax.div(index, self.tiles_across), lax.rem(index, self.tiles_across)
-            pool, y = self._column(pool, seq, block, across, read == 0)
-            return pool, lax.dynamic_update_slice(out, y[None, None], (seq, block, across * self.tile.lanes))
+            pool, y = self._block(pool, seq, block, read == 0)
+            return pool, put(out, y, seq, block)
 
-        pool, out = lax.fori_loop(0, self.blocks * self.tiles_across, column, (pool, out))
+        pool, out = lax.fori_loop(0, self.blocks, one, (pool, out))
         for index in range(self.table.checkpoint.shape[1]):
             kept, reached = pick(self.kept, seq, index), pick(self.reached, seq, index)
             pool = self._copy(pool, pick(self.write, seq), kept, reached)
         return pool, out
 
-    def _column(
-        self, pool: jax.Array, seq: jax.Array, block: jax.Array, across: jax.Array, fresh: jax.Array
+    def _block(
+        self, pool: jax.Array, seq: jax.Array, block: jax.Array, fresh: jax.Array
     ) -> tuple[jax.Array, jax.Array]:
-        """The tiles of some lanes of a block, below each other, and their sums. `fresh`: they count as 0."""
+        """The tiles of a block and their sums `[tiles across, lanes]`. `fresh`: they count as 0."""
         key, pages = lax.div(block, self.blocks_of_key), pick(self.write, seq)
-        decay, added = pick(self.decays, seq, block, across), pick(self.added, seq, block, across)
+        first = self.first_tile + block * self.tiles_down * self.tiles_across
 
-        def where(down: jax.Array) -> tuple[jax.Array, jax.Array]:
-            number = self.first_tile + (block * self.tiles_down + down) * self.tiles_across + across
-            return pick(pages, lax.div(number, self.tiles_of_page)), lax.rem(number, self.tiles_of_page)
+        def tile_at(index: jax.Array) -> _Tile:
+            page, tile = (
+                lax.div(first + index, self.tiles_of_page),
+                lax.rem(first + index, self.tiles_of_page),
+            )
+            down, across = lax.div(index, self.tiles_across), lax.rem(index, self.tiles_across)
+            return _Tile(pick(pages, page), tile, down, across)
 
-        def state_at(pool: jax.Array, down: jax.Array, fresh: jax.Array | bool) -> jax.Array:
-            words = pick(pool, *where(down))
-            return jnp.where(fresh, 0, lax.bitcast_convert_type(words, jnp.float32))
+        def over_tiles(turn: Callable[[_Tile, _Carry], _Carry], carry: _Carry) -> _Carry:
+            # Where a tile lies is carried. Computed in the turn that needs it, XLA would not see that it is read
+            # and written at one place, and copy it before it is changed.
+            def step(index: jax.Array, both: tuple[_Tile, _Carry]) -> tuple[_Tile, _Carry]:
+                return tile_at(index + 1), turn(*both)
 
-        def put(pool: jax.Array, down: jax.Array, state: jax.Array) -> jax.Array:
+            tiles = self.tiles_down * self.tiles_across
+            return lax.fori_loop(0, tiles, step, (tile_at(jnp.int32(0)), carry))[1]
+
+        def column(values: jax.Array, tile: _Tile) -> jax.Array:
+            return pick(values, seq, block, tile.across)
+
+        def state_at(pool: jax.Array, tile: _Tile) -> jax.Array:
+            words = lax.dynamic_slice(pool, tile.begin, (1, 1, *self.tile), allow_negative_indices=False)
+            return lax.bitcast_convert_type(words, jnp.float32)
+
+        def put_state(pool: jax.Array, tile: _Tile, state: jax.Array) -> jax.Array:
             words = lax.bitcast_convert_type(state, jnp.uint32)
-            return lax.dynamic_update_slice(pool, words[None, None], (*where(down), 0, 0))
+            return lax.dynamic_update_slice(pool, words, tile.begin, allow_negative_indices=False)
 
-        def summed(pool: jax.Array, weights: jax.Array, down: jax.Array) -> jax.Array:
+        def products(tile: _Tile, added: jax.Array) -> jax.Array:
+            return pick(self.keys, seq, key, tile.down)[:, None] * added
+
+        def with_sum(sums: jax.Array, pool: jax.Array, weights: jax.Array, tile: _Tile) -> jax.Array:
             rows = [
-                pick(weights, seq, key, down, row)
-                * lax.bitcast_convert_type(pick(pool, *where(down), row), jnp.float32)
+                pick(weights, seq, key, tile.down, row)
+                * lax.bitcast_convert_type(pick(pool, tile.page, tile.tile, row), jnp.float32)
                 for row in range(self.tile.rows)
             ]
-            return sum(rows[1:], rows[0])
+            return put(sums, pick(sums, tile.across) + sum(rows[1:], rows[0]), tile.across)
 
-        def grown(pool: jax.Array, down: jax.Array, state: jax.Array, added: jax.Array) -> jax.Array:
-            return put(pool, down, state + pick(self.keys, seq, key, down)[:, None] * added)
-
-        def once(down: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            pool, asked = carry
-            left = decay
+        def decayed(pool: jax.Array, tile: _Tile) -> jax.Array:
+            decay = column(self.decays, tile)
             if self.rates is not None:
-                left = exp2_of_negative(decay * pick(self.rates, down, across))
-            pool = grown(pool, down, left * state_at(pool, down, fresh), added)
-            return pool, asked + summed(pool, self.queries, down)
+                decay = exp2_of_negative(decay * pick(self.rates, tile.down, tile.across))
+            return decay * jnp.where(fresh, 0, state_at(pool, tile))
+
+        def once(tile: _Tile, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            pool, asked = carry
+            pool = put_state(pool, tile, decayed(pool, tile) + products(tile, column(self.added, tile)))
+            return pool, with_sum(asked, pool, self.queries, tile)
 
         def look(
-            down: jax.Array, carry: tuple[jax.Array, jax.Array, jax.Array]
+            tile: _Tile, carry: tuple[jax.Array, jax.Array, jax.Array]
         ) -> tuple[jax.Array, jax.Array, jax.Array]:
             pool, seen, asked = carry
-            pool = put(pool, down, decay * state_at(pool, down, fresh))
-            return pool, seen + summed(pool, self.keys, down), asked + summed(pool, self.queries, down)
+            pool = put_state(pool, tile, decayed(pool, tile))
+            return pool, with_sum(seen, pool, self.keys, tile), with_sum(asked, pool, self.queries, tile)
 
-        none = jnp.zeros(self.tile.lanes, jnp.float32)
+        none = jnp.zeros((self.tiles_across, self.tile.lanes), jnp.float32)
         if self.beta is None:
-            return lax.fori_loop(0, self.tiles_down, once, (pool, none))
-        pool, seen, asked = lax.fori_loop(0, self.tiles_down, look, (pool, none, none))
-        added = pick(self.beta, seq, block, across) * (added - seen)
-        pool = lax.fori_loop(
-            0, self.tiles_down, lambda down, pool: grown(pool, down, state_at(pool, down, False), added), pool
-        )
-        return pool, asked + pick(self.alike, seq, key) * added
+            return over_tiles(once, (pool, none))
+        pool, seen, asked = over_tiles(look, (pool, none, none))
+        added = pick(self.beta, seq, block) * (pick(self.added, seq, block) - seen)
+
+        def grow(tile: _Tile, pool: jax.Array) -> jax.Array:
+            return put_state(pool, tile, state_at(pool, tile) + products(tile, pick(added, tile.across)))
+
+        return over_tiles(grow, pool), asked + pick(self.alike, seq, key) * added
 
     def _copy(self, pool: jax.Array, source: jax.Array, target: jax.Array, wanted: jax.Array) -> jax.Array:
         """The part's tiles copied from pages to pages, if `wanted`."""
@@ -181,8 +216,7 @@ class _Loop:
         def one(index: jax.Array, pool: jax.Array) -> jax.Array:
             number = self.first_tile + index
             page, place = lax.div(number, self.tiles_of_page), lax.rem(number, self.tiles_of_page)
-            words = pick(pool, pick(source, page), place)
-            return lax.dynamic_update_slice(pool, words[None, None], (pick(target, page), place, 0, 0))
+            return put(pool, pick(pool, pick(source, page), place), pick(target, page), place)
 
         tiles = self.blocks * self.tiles_across * self.tiles_down
         return lax.fori_loop(0, jnp.where(wanted, tiles, 0), one, pool)
