@@ -5,8 +5,13 @@
     python scripts/check_kernels.py --chip h100|h200|b200 [--quick] [--json]
 
 Needs libtpu, no accelerator. With a static cost tool (a program that takes `module:function --topology T
+<<<<<<< Updated upstream
 --kwargs JSON --path DIR` and prints JSON with a list `kernels`) the modelled time, the bytes read and the
 share of peak bandwidth are shown as well, and the longest kernel's spilled vector registers.
+=======
+--kwargs JSON --path DIR` and prints JSON with a list `kernels`) the modelled time, the bytes read, the share
+of peak bandwidth and the instructions that put registers aside (vector + scalar) are shown as well.
+>>>>>>> Stashed changes
 
 A GPU is compiled for alone, and needs JAX's CUDA plugin (exit code 2 without it), no GPU.
 """
@@ -14,6 +19,7 @@ A GPU is compiled for alone, and needs JAX's CUDA plugin (exit code 2 without it
 import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,7 +46,14 @@ ALL_CASES: dict[str, Case | RecurrentCase | StepCase] = {
     **RECURRENT_CASES,
 }
 NOT_FOLLOWED = ("write", "step")  # their scalars are computed on the device, where no cost tool sees them
+<<<<<<< Updated upstream
 COLUMNS = ("kernel", "shape", "chip", "alias MB", "temp MB", "us", "read MB", "bandwidth", "bound", "spills")
+=======
+COLUMNS = (
+    *("kernel", "shape", "chip", "VMEM MB", "SMEM kB", "alias MB", "temp MB"),
+    *("us", "read MB", "bandwidth", "bound", "spills"),
+)
+>>>>>>> Stashed changes
 
 
 def build_case(name: str) -> Built:
@@ -68,12 +81,27 @@ def measure(name: str, chip: str, tool: str | None) -> dict[str, Any]:
         "kernel": case.kernel,
         "shape": name,
         "chip": chip,
+        **kernel_memory(compiled.as_text() or ""),
         "alias MB": round(memory.alias_size_in_bytes / 1e6, 1),
         "temp MB": round(memory.temp_size_in_bytes / 1e6, 2),
     }
     if tool is not None and case.kernel not in NOT_FOLLOWED:
         row |= static_cost(name, chip, tool)
     return row
+
+
+def kernel_memory(program: str) -> dict[str, Any]:
+    """Of a compiled program's kernels, the most VMEM one asks for (where one does), and the most bytes of
+    scalars that are put into SMEM before one starts.
+    """
+    limits, scalars = [0], [0]
+    for line in program.splitlines():
+        if 'custom_call_target="tpu_custom_call"' not in line:
+            continue
+        limits += map(int, re.findall(r'"memory_space":"1","offset":"0","size":"(\d+)"', line))
+        operands = line.partition("operand_layout_constraints={")[2].partition("}}")[0]
+        scalars.append(sum(4 * int(size) for size in re.findall(r"[sf]32\[(\d+)\]\{0", operands)))
+    return {"VMEM MB": round(max(limits) / 1e6, 1), "SMEM kB": round(max(scalars) / 1e3, 1)}
 
 
 def static_cost(name: str, chip: str, tool: str) -> dict[str, Any]:
@@ -99,7 +127,11 @@ def static_cost(name: str, chip: str, tool: str) -> dict[str, Any]:
         "read MB": round(sum(k["hbm_read_bytes"] for k in answer["kernels"]) / 1e6, 1),
         "bandwidth": round(kernel["hbm_utilisation"], 2),
         "bound": kernel["bound"],
+<<<<<<< Updated upstream
         "spills": kernel["spills"]["vmem"],
+=======
+        "spills": "{vmem} + {smem}".format(**kernel["spills"]),
+>>>>>>> Stashed changes
     }
 
 

@@ -5,7 +5,7 @@
 
 Costs are modelled times (see `check_kernels.py`) or, with `--device`, times on this machine's TPU. For each
 shape it varies tokens and then numbers (`pallas_kernels/tpu/tuning.py`), and keeps what gains 3 % or more.
-Sizes that come to the same buffers are looked at once, and none but the rule's where that is as fast as memory.
+Sizes that come to the same buffers are looked at once; none but the rule's where that is as fast as memory.
 `--write` puts the rows into `pallas_kernels/tpu/tuned.json`, in place of those of the same shapes.
 """
 

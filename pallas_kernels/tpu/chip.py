@@ -22,6 +22,11 @@ def chip_name() -> str:
     return f"tpu{version}" if version[0].isdigit() else version
 
 
+def multiplies_float8() -> bool:
+    """Whether the matrix unit takes float8 beside bfloat16: v4's does not."""
+    return chip_name() != "v4"
+
+
 def vmem_limit(needed: int) -> int:
     """The limit to ask for: `needed`, but no more than the chip can give."""
     capacity = vmem_capacity()

@@ -1,7 +1,7 @@
 """Operands of products from pages of 8-bit numbers, and the scales that belong to them.
 
-Numbers go to the matrix unit as they are: it takes float8 beside bfloat16, and int8 is widened on the way. A
-scale is one number for a token, so those of K multiply scores and those of V multiply weights.
+Numbers go to the matrix unit as they are where it takes float8 beside bfloat16, else they are widened on the
+way. A scale is one number for a token, so those of K multiply scores and those of V multiply weights.
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.layout import LANES, AttentionPageLayout
+from pallas_kernels.tpu.chip import multiplies_float8
 from pallas_kernels.tpu.halved_places import HalvedPlaces
 from pallas_kernels.tpu.operands import SUBLANES, Operands
 from pallas_kernels.tpu.places import Places
@@ -184,7 +185,8 @@ class QuantisedLoader:
 
     def _operand(self, packed: jax.Array) -> jax.Array:
         numbers = pltpu.bitcast(packed, jnp.dtype(self.layout.dtype))
-        mixed = self.dtype == jnp.bfloat16 and numbers.dtype == jnp.float8_e4m3fn
+        is_float8 = numbers.dtype == jnp.float8_e4m3fn
+        mixed = self.dtype == jnp.bfloat16 and is_float8 and multiplies_float8()
         return numbers if mixed else numbers.astype(self.dtype)
 
     def _in_row_order(self, sources: list[jax.Array], first: int) -> jax.Array:

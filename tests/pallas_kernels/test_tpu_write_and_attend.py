@@ -88,14 +88,15 @@ def test_decodes(shape, rest):
     check(step, written_by_hand(step), **rest)
 
 
-def test_decodes_over_pages_of_8_bits():
+@pytest.mark.parametrize(("block_size", "heads"), [(16, 4), (128, 2)])
+def test_decodes_over_pages_of_8_bits(block_size, heads):
     case = make_quantised_step(
         dtype="int8",
         activation_dtype="bfloat16",
         seq_lens=[128, 130],
         query_lens=[1, 1],
-        block_size=128,
-        heads=2,
+        block_size=block_size,
+        heads=heads,
         head_size=128,
         group=2,
         window=130,

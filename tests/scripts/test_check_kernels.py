@@ -16,6 +16,8 @@ def test_one_shape_of_each_kernel_compiles_for_a_chip_that_is_not_there():
     assert {"attention", "write", "selective_scan", "ssd", "gated_delta_rule", "causal_conv1d"} <= kernels
     for row in rows:
         assert row["temp MB"] < 64, row  # nothing copies the pool of 1 GiB
+        assert row["VMEM MB"] < 128, row  # v6e's, in MiB
+        assert 0 < row["SMEM kB"] < 1000, row  # 1 MiB: filled to the brim, scalars are spilled to HBM
 
 
 def test_an_unknown_shape_is_refused():
