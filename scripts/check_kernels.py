@@ -5,13 +5,8 @@
     python scripts/check_kernels.py --chip h100|h200|b200 [--quick] [--json]
 
 Needs libtpu, no accelerator. With a static cost tool (a program that takes `module:function --topology T
-<<<<<<< Updated upstream
---kwargs JSON --path DIR` and prints JSON with a list `kernels`) the modelled time, the bytes read and the
-share of peak bandwidth are shown as well, and the longest kernel's spilled vector registers.
-=======
 --kwargs JSON --path DIR` and prints JSON with a list `kernels`) the modelled time, the bytes read, the share
 of peak bandwidth and the instructions that put registers aside (vector + scalar) are shown as well.
->>>>>>> Stashed changes
 
 A GPU is compiled for alone, and needs JAX's CUDA plugin (exit code 2 without it), no GPU.
 """
@@ -46,14 +41,10 @@ ALL_CASES: dict[str, Case | RecurrentCase | StepCase] = {
     **RECURRENT_CASES,
 }
 NOT_FOLLOWED = ("write", "step")  # their scalars are computed on the device, where no cost tool sees them
-<<<<<<< Updated upstream
-COLUMNS = ("kernel", "shape", "chip", "alias MB", "temp MB", "us", "read MB", "bandwidth", "bound", "spills")
-=======
 COLUMNS = (
     *("kernel", "shape", "chip", "VMEM MB", "SMEM kB", "alias MB", "temp MB"),
     *("us", "read MB", "bandwidth", "bound", "spills"),
 )
->>>>>>> Stashed changes
 
 
 def build_case(name: str) -> Built:
@@ -127,11 +118,7 @@ def static_cost(name: str, chip: str, tool: str) -> dict[str, Any]:
         "read MB": round(sum(k["hbm_read_bytes"] for k in answer["kernels"]) / 1e6, 1),
         "bandwidth": round(kernel["hbm_utilisation"], 2),
         "bound": kernel["bound"],
-<<<<<<< Updated upstream
-        "spills": kernel["spills"]["vmem"],
-=======
         "spills": "{vmem} + {smem}".format(**kernel["spills"]),
->>>>>>> Stashed changes
     }
 
 
