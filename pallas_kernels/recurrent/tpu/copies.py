@@ -1,8 +1,6 @@
 """Slabs of one part of many states on their way through VMEM, a few buffers in and as many out.
 
-step      0    1    2    3    4            AHEAD = 3 steps are on their way in while one is computed;
-in       s0   s1   s2   s3   s4 ...        a buffer out is free again when BUFFERS steps have passed
-out                s0   s1 ...
+The slab of a step is asked for AHEAD steps before. Its buffer out is free again BUFFERS steps after.
 """
 
 from typing import Any, NamedTuple

@@ -151,8 +151,8 @@ class _Loop:
             return _Tile(pick(pages, page), tile, down, across)
 
         def over_tiles(turn: Callable[[_Tile, _Carry], _Carry], carry: _Carry) -> _Carry:
-            # Where a tile lies is carried. Computed in the turn that needs it, XLA would not see that it is read
-            # and written at one place, and copy it before it is changed.
+            # Where a tile lies is carried. Computed in the turn that needs it, XLA would not see that it is
+            # read and written at one place, and copy it before it is changed.
             def step(index: jax.Array, both: tuple[_Tile, _Carry]) -> tuple[_Tile, _Carry]:
                 return tile_at(index + 1), turn(*both)
 

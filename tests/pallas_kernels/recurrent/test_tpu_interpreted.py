@@ -97,11 +97,11 @@ def test_a_convolution_and_the_delta_rule_in_one_kernel(operation, layout):
 
 
 def test_more_convolved_decodes_than_buffers(monkeypatch):
-    """Two groups, whose convolutions are copied one ahead, and slabs of a head each."""
+    """Three groups, whose convolutions are copied one ahead, one of padding, and slabs of a head each."""
     monkeypatch.setattr(matrix_decode, "DECODE_BLOCKS", 1)
     sequences = [Sequence(before=4, new=1, in_place=row % 3 == 0) for row in range(5)]
     monkeypatch.setattr(decode_loop, "TOGETHER", 2)
-    step = make_step(convolved_delta(1, 2, 128), sequences, page_rows=64, decode_only=True)
+    step = make_step(convolved_delta(1, 2, 128), sequences, page_rows=64, spare_rows=3, decode_only=True)
     check(step, "pallas_tpu")
 
 
