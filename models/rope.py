@@ -29,7 +29,8 @@ def rotation(
     frequencies = 1.0 / (theta**exponents) / scaling_factor
     frequencies = jnp.where(jnp.arange(len(exponents)) < int(fraction * turning // 2), frequencies, 0.0)
     angles = positions.astype(jnp.float32)[:, None, None] * frequencies
-    return Rotation(jnp.cos(angles), jnp.sin(angles))
+    # Without the barrier XLA's CPU backend computes both anew in every layer, for every head of Q and of K.
+    return Rotation(*jax.lax.optimization_barrier((jnp.cos(angles), jnp.sin(angles))))
 
 
 def rotate(x: jax.Array, turn: Rotation) -> jax.Array:
