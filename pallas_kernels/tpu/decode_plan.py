@@ -7,6 +7,8 @@ from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu.chip import vmem_capacity, vmem_limit
 from pallas_kernels.tpu.decode import DecodePlan
 from pallas_kernels.tpu.decode_math import DecodeMath
+from pallas_kernels.tpu.new_rows import NewRows
+from pallas_kernels.tpu.operands import SUBLANES
 from pallas_kernels.tpu.tuning import Sizes, sizes_of
 
 RULE = Sizes(tokens=2048, most=8)  # of a run; runs of a step
@@ -19,6 +21,7 @@ LATENT_RUN_BYTES = 4 << 20
 SCALES_SHARE = 16  # of 8-bit numbers, room for one part in so many more
 SEQUENCES = 64  # of one grid step: their q and results are in VMEM together
 QUERY_BYTES = 2 << 20
+IMAGE_BYTES = 2 << 20  # of new tokens
 VMEM_SLACK = 8 << 20  # what the compiler spills, and the softmaxes
 
 
@@ -46,7 +49,8 @@ def plan_decode(
     run_tokens, run_bytes = pages * layout.block_size, pages * page_bytes
     runs = max(min(STEP_TOKENS // run_tokens, step_bytes // run_bytes, sizes.most), 1)
     query_bytes = maths.products * maths.rows * maths.loader.key_width * dtype.itemsize
-    sequences = max(min(SEQUENCES, rows, QUERY_BYTES // query_bytes), 1)
+    image_bytes = -(-NewRows(layout).count // SUBLANES) * SUBLANES * LANES * 4
+    sequences = max(min(SEQUENCES, rows, QUERY_BYTES // query_bytes, IMAGE_BYTES // image_bytes), 1)
     return DecodePlan(
         math=maths,
         sequences=sequences,
@@ -55,6 +59,7 @@ def plan_decode(
         table_width=table_width,
         vmem_bytes=vmem_limit(
             2 * (runs * run_bytes + 2 * sequences * query_bytes)
+            + 3 * sequences * image_bytes
             + runs * run_tokens * _copied_bytes(maths)
             + VMEM_SLACK
         ),
