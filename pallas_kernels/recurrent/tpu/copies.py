@@ -22,14 +22,21 @@ BUFFERS = 8
 AHEAD = BUFFERS - 1
 
 
+class Checkpoints(NamedTuple):
+    """Where decodes keep states, in SMEM: as many `states` for each sequence; whether it `reaches` any."""
+
+    states: StatePages
+    reaches: jax.Array
+
+
 class PartTables(NamedTuple):
-    """Where decodes read, write and keep states, in SMEM. `reads` and `writes` go on for `beyond` states that
-    are not real, so that steps may ask for more than there are. checkpoints: None where none can be kept.
+    """Where decodes read, write and keep states, in SMEM. All go on for `beyond` sequences that have none, so
+    that steps may ask for more than there are. checkpoints: None where none can be kept.
     """
 
     reads: StatePages
     writes: StatePages
-    checkpoints: StatePages | None
+    checkpoints: Checkpoints | None
 
     @classmethod
     def of(cls, batch: RaggedBatch, table: StateTable, place: StatePlace, beyond: int) -> "PartTables":
@@ -37,20 +44,29 @@ class PartTables(NamedTuple):
         rows, kept = table.checkpoint_lens.shape
         decodes = jnp.arange(rows) < batch.num_decodes
         reads, writes = (state_pages(blocks, decodes, place) for blocks in (table.read, table.write))
+        reads, writes = (x._replace(live=jnp.pad(x.live, (0, beyond))) for x in (reads, writes))
+        if not kept:
+            return cls(reads, writes, None)
         reached = decodes[:, None] & (table.checkpoint_lens == batch.seq_lens[:, None])
-        return cls(
-            *(states._replace(live=jnp.pad(states.live, (0, beyond))) for states in (reads, writes)),
-            checkpoints=state_pages(table.checkpoint, reached, place) if kept else None,
-        )
+        reaches = jnp.pad(reached.any(axis=1).astype(jnp.int32), (0, beyond))
+        return cls(reads, writes, Checkpoints(state_pages(table.checkpoint, reached, place), reaches))
 
     def keep(self, plan: SlabPlan, pages_ref: Any, seq: Any, slab: Any, buffer: Any, semaphore: Any) -> None:
-        """Writes a sequence's slab to its checkpoints, one after the other."""
+        """Writes a sequence's slab to the checkpoints it reaches, and waits for that: for as many bytes, so
+        that another write by the same semaphore may be under way. A loop, which costs nothing where there are
+        none: conditions would be computed for each copy.
+        """
         if self.checkpoints is None:
             return
-        kept = self.checkpoints.ids.shape[0] // self.reads.ids.shape[0]
-        for state in (seq * kept + index for index in range(kept)):
-            plan.start(pages_ref, self.checkpoints, state, slab, buffer, semaphore, to_pool=True)
-            plan.wait(self.checkpoints, state, buffer, semaphore)
+        states, reaches = self.checkpoints
+        kept = states.ids.shape[0] // self.reads.ids.shape[0]
+
+        def one(index, _) -> None:
+            state = seq * kept + index
+            plan.start(pages_ref, states, state, slab, buffer, semaphore, to_pool=True)
+            plan.wait(states, state, buffer, semaphore)
+
+        lax.fori_loop(0, reaches[seq] * kept, one, None)
 
 
 class Copies(NamedTuple):
@@ -99,9 +115,9 @@ class Copies(NamedTuple):
         """Writes the step's slab, now in `room`, and asks for the one AHEAD."""
         seq, slab = self._at(step)
         buffer, semaphore = self.outward.at[_slot(step)], self.departures.at[_slot(step)]
-        self.tables.keep(self.plan, self.pages_ref, seq, slab, buffer, semaphore)
         self.plan.start(self.pages_ref, self.tables.writes, seq, slab, buffer, semaphore, to_pool=True)
         self._fetch(step + AHEAD)
+        self.tables.keep(self.plan, self.pages_ref, seq, slab, buffer, semaphore)
 
     def close(self, here: jax.Array, num_steps: jax.Array) -> None:
         """Waits for the last slabs of `num_steps` if `here`."""

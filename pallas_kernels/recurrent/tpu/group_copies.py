@@ -66,9 +66,15 @@ class GroupCopies(NamedTuple):
         """Writes the group, now in `room`."""
         buffers, semaphore = self.outward.at[group % GROUPS], self.departures.at[group % GROUPS]
         for row, seq in self._rows(group):
-            self.tables.keep(self.plan, self.pages_ref, row, 0, buffers.at[seq], semaphore)
             writes = self.tables.writes
             self.plan.start(self.pages_ref, writes, row, 0, buffers.at[seq], semaphore, to_pool=True)
+
+        def keep(seq, _) -> None:
+            row = group * self.together + seq
+            self.tables.keep(self.plan, self.pages_ref, row, 0, buffers.at[seq], semaphore)
+
+        if self.tables.checkpoints is not None:
+            lax.fori_loop(0, self.together, keep, None)
 
     def close(self, group: Any) -> None:
         """Waits for what the groups up to the last one, `group`, have written."""
