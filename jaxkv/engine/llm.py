@@ -10,6 +10,7 @@ from jaxkv.cache_manager import KVCacheManager
 from jaxkv.engine.buckets import make_buckets
 from jaxkv.engine.compilation_cache import use_compilation_cache
 from jaxkv.engine.engine import Engine
+from jaxkv.engine.kept_memory import keep_freed_memory
 from jaxkv.engine.loading import LoadedModel, load_model
 from jaxkv.engine.metrics import EngineMetrics
 from jaxkv.engine.outputs import RequestDelta, RequestOutput
@@ -149,6 +150,8 @@ class LLM:
             max_num_seqs=max_num_seqs,
             implementation=implementation,
         )
+        if jax.default_backend() == "cpu":
+            keep_freed_memory()
         self.engine = Engine(
             runner,
             Scheduler(self.plan, cache_manager, scheduler_config),
