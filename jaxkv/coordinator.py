@@ -83,6 +83,7 @@ class HybridCoordinator(KVCacheCoordinator):
         super().__init__(managers)
         cacheable = [manager for manager in managers if manager.cacheable]
         self._order = sorted(cacheable, key=lambda manager: not isinstance(manager.spec, FullAttentionSpec))
+        self._unit = cacheable[0].context.hash_block_size
 
     def find_longest_cache_hit(self, hashes: list[bytes], limit: int) -> Found:
         finders = [manager.finder(hashes) for manager in self._order]
@@ -90,11 +91,14 @@ class HybridCoordinator(KVCacheCoordinator):
         parts = [NO_PART] * len(self.managers)
         length, first_answers = self._settle(finders, limit)
         pending = any(finder.waits for finder in finders)
+        asked = limit
         for manager, finder, answer in zip(self._order, finders, first_answers, strict=True):
             if length:
                 parts[manager.number] = finder.part(length)
-            # A manager that shortened nothing was not asked for more than the others could serve.
-            best = answer if answer == limit else finder.longest(limit)
+            # One that was asked for less, because others could not serve more, may have more to tell where a
+            # hash ends in between.
+            best = answer if asked // self._unit == limit // self._unit else finder.longest(limit)
+            asked = answer
             alone[manager.number] = best
             needs[manager.number] = finder.needs(best)
         return Found(length, tuple(parts), tuple(alone), tuple(needs), pending)

@@ -173,15 +173,11 @@ class Manager(ABC):
         self.cacheable = context.enable_caching and spec.prefix_cacheable
         self._watched = any(w is not None for w in (context.observer, context.events, context.residency))
         self.index = PrefixIndex(context.pool)
-        self.number = context.pool.register(self.width, self._on_evict)
+        on_evict = self._on_evict if self._watched else self.index.remove
+        self.number = context.pool.register(self.width, on_evict)
 
     def _on_evict(self, leaders: NDArray[np.integer] | int) -> None:
-        if isinstance(leaders, int):
-            if self._watched:
-                leaders = np.array([leaders])
-            else:
-                self.index.remove_one(leaders)
-                return
+        leaders = np.atleast_1d(leaders)
         if self.context.observer is not None:
             self.context.observer.evicting(self, leaders)
         gone = self.index.remove(leaders)

@@ -53,8 +53,10 @@ class PrefixIndex:
         if first != leader:
             self._duplicates.setdefault(block_hash, [first]).append(leader)
 
-    def remove(self, leaders: NDArray[np.integer]) -> list[bytes]:
-        """Forgets units; returns the hashes that no unit has any more."""
+    def remove(self, leaders: NDArray[np.integer] | int) -> list[bytes]:
+        """Forgets units, or one; returns the hashes that no unit has any more."""
+        if isinstance(leaders, int):
+            return self._remove_one(leaders)
         gone: list[bytes] = self._pool.hash_of[leaders].tolist()
         self._pool.hash_of[leaders] = None
         if self._partial_hashes:
@@ -69,13 +71,14 @@ class PrefixIndex:
             del units[block_hash]
         return gone
 
-    def remove_one(self, leader: int) -> None:
+    def _remove_one(self, leader: int) -> list[bytes]:
         """`remove` of one unit."""
         if self._partial_hashes or self._duplicates:
-            self.remove(np.array([leader]))
-            return
-        del self.units[self._pool.hash_of[leader]]
+            return self.remove(np.array([leader]))
+        gone: bytes = self._pool.hash_of[leader]
+        del self.units[gone]
         self._pool.hash_of[leader] = None
+        return [gone]
 
     def _pass_on(self, hashes: list[bytes], leaders: list[int]) -> list[bytes]:
         """Gives hashes of forgotten units to other units that have them; returns those that no other has."""

@@ -32,9 +32,9 @@ _TURN = 64
 """Ids that one level gives up before the others are looked at again."""
 
 _FEW = 8
-"""So many ids are evicted one unit at a time, which is quicker then."""
+"""So many ids, or unwanted units where there are no more, are evicted one unit at a time: it is quicker."""
 
-EvictionListener = Callable[[NDArray[np.integer] | int], None]
+EvictionListener = Callable[[NDArray[np.integer] | int], object]
 """Told which units (leaders, all of one manager) or which one lose their content, before it happens."""
 
 
@@ -362,7 +362,7 @@ class BlockPool:
         goal = self._num_plain + num_ids
         while self._num_plain < goal and (queue := self._next_queue()) is not None:
             room = goal - self._num_plain
-            if room <= _FEW:
+            if room <= _FEW or (queue is self._weak and queue.num_places <= _FEW):
                 self._evict_one_from(queue)
                 continue
             if len(self._levels) > 1 and queue is not self._weak:

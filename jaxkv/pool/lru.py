@@ -56,6 +56,11 @@ class LruQueue:
             self._times[tail] = time
 
     @property
+    def num_places(self) -> int:
+        """Units in the queue and skipped entries between them."""
+        return self._tail - self._head
+
+    @property
     def is_empty(self) -> bool:
         """True only where nothing is in the queue; what is left may all be skipped entries."""
         return self._head == self._tail
