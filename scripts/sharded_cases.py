@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from kernel_cases import POOL_BYTES, Built, Case
 
-from pallas_kernels import GroupTable, RaggedBatch, paged_attention
+from pallas_kernels import GroupTable, RaggedBatch, write_and_attend
+from pallas_kernels.outputs import AttentionResult
 
 _MODELS = {  # whole models; KV heads are repeated where there are fewer than devices
     "gemma3-27b": Case(kernel="attention", block_size=128, kv_heads=16, head_size=128, q_heads=32),
@@ -44,7 +45,9 @@ for _model, _case in _MODELS.items():
 
 @dataclass(frozen=True, kw_only=True)
 class StepCase:
-    """The whole operation on `sequences` decodes of up to `context` tokens, and a chunk of `new` tokens."""
+    """The whole operation, writes and all, on `sequences` decodes of up to `context` tokens, and a chunk of
+    `new` tokens.
+    """
 
     case: Case
     sequences: int = 256
@@ -62,13 +65,16 @@ class StepCase:
         page_rows = case.layout.page_rows
         pages = jax.ShapeDtypeStruct((POOL_BYTES // (page_rows * 512), page_rows, 128), jnp.uint32)
         q = jax.ShapeDtypeStruct((tokens, case.q_heads, case.head_size), case.activation_dtype)
+        k = jax.ShapeDtypeStruct((tokens, case.kv_heads, case.head_size), case.activation_dtype)
         place: dict[str, Any] = {"layout": case.layout, "layer_slot": 0, "layer_slots": 1}
 
-        def attend(q: jax.Array, pages: jax.Array, batch: RaggedBatch, table: GroupTable) -> jax.Array:
-            scale = case.head_size**-0.5
-            return paged_attention(q, pages, batch, table, scale=scale, implementation="pallas_tpu", **place)
+        def attend(
+            q: jax.Array, k: jax.Array, pages: jax.Array, batch: RaggedBatch, table: GroupTable
+        ) -> AttentionResult:
+            how = {"scale": case.head_size**-0.5, "implementation": "pallas_tpu", **place}
+            return write_and_attend(q, k, k, pages, batch, table, **how)
 
-        return Built(attend, (q, pages, batch, table), None)
+        return Built(attend, (q, k, pages, batch, table), 2)
 
 
 def _ints(shape: tuple[int, ...]) -> Any:
