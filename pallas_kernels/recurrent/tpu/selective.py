@@ -27,6 +27,8 @@ from pallas_kernels.recurrent.tpu.support import is_packed
 
 CHUNK = 32
 """Tokens; x, dt and y of 8,192 channels are 1 MiB each, in two buffers."""
+UNROLLED = 8
+"""Tokens of a turn. Those past a chunk's have a step of 0, which leaves a state as it is."""
 
 
 def selective_scan_tpu(
@@ -169,7 +171,13 @@ def _chunk(state_ref, num_tokens, operand_refs, out_ref) -> None:
             )
             return tuple(new)
 
-        states = lax.fori_loop(0, num_tokens, token, tuple(state_ref[n, here] for n in range(size)))
+        def some_tokens(turn, states):
+            for index in range(UNROLLED):
+                states = token(turn * UNROLLED + index, states)
+            return states
+
+        states = tuple(state_ref[n, here] for n in range(size))
+        states = lax.fori_loop(0, pl.cdiv(num_tokens, UNROLLED), some_tokens, states)
         for n, state in enumerate(states):
             state_ref[n, here] = state
 
