@@ -1,4 +1,4 @@
-"""Attention over a pool of pages: plain references, a form that is fast on a CPU, and Pallas TPU kernels.
+"""Attention over a pool of pages: plain references, a form that is fast on a CPU, and Pallas kernels.
 
 Imports jax only. The public names:
 

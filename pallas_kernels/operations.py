@@ -99,8 +99,8 @@ def paged_attention(
     (`write_kv`, `write_latent`). Returns `[T, Hq, Dv]` in q's dtype, zeros for padding tokens; sums are
     float32. Over latents, q is what the up-projection of K has been folded into (absorbed), and the result is
     still to be projected.
-    `sinks [Hq]` and the other settings: see `AttentionSettings`. `implementation` is "reference", "xla" or
-    "pallas_tpu" (None: the platform's). Raises ValueError where shapes disagree.
+    `sinks [Hq]` and the other settings: see `AttentionSettings`. `implementation` is "reference", "xla",
+    "pallas_tpu" or "pallas_gpu" (None: the platform's). Raises ValueError where shapes disagree.
     """
     settings = AttentionSettings(
         layout=layout,
