@@ -129,7 +129,10 @@ class _Loop:
             pool, y = self._block(pool, seq, block, read == 0)
             return pool, put(out, y, seq, block)
 
-        pool, out = lax.fori_loop(0, self.blocks, one, (pool, out))
+        # Of one block, too, this stays a loop. Else sums and checkpoints would have no order, and XLA would
+        # copy the pool.
+        blocks = jnp.where(seq >= 0, self.blocks, 0)
+        pool, out = lax.fori_loop(0, blocks, one, (pool, out))
         for index in range(self.table.checkpoint.shape[1]):
             kept, reached = pick(self.kept, seq, index), pick(self.reached, seq, index)
             pool = self._copy(pool, pick(self.write, seq), kept, reached)
@@ -156,7 +159,7 @@ class _Loop:
             def step(index: jax.Array, both: tuple[_Tile, _Carry]) -> tuple[_Tile, _Carry]:
                 return tile_at(index + 1), turn(*both)
 
-            tiles = self.tiles_down * self.tiles_across
+            tiles = jnp.where(block >= 0, self.tiles_down * self.tiles_across, 0)  # a loop, as above
             return lax.fori_loop(0, tiles, step, (tile_at(jnp.int32(0)), carry))[1]
 
         def column(values: jax.Array, tile: _Tile) -> jax.Array:

@@ -43,8 +43,7 @@ def walk(
     so_far = _Outputs(jnp.zeros((tokens, *form.out_shape), jnp.float32), open_pool(pages, place))
     most = min(rows, tokens)
     first = jax.tree.map(lambda x: x[:most].astype(jnp.float32), inputs)
-    # Where prompts are read in the same step, XLA copies the whole pool between the tiles' loop and theirs.
-    tile = tile_shape(place) if batch.decode_only else None
+    tile = tile_shape(place)
     if isinstance(form, TiledForm) and tile is not None and (update := form.update(first)) is not None:
         so_far = _decode_in_tiles(form, first, update, tile, so_far, batch, table, place)
     elif rows * 4 * prod(place.shape) <= BATCH_BYTES:

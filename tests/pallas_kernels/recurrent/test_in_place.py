@@ -82,6 +82,15 @@ def test_two_layers_on_a_cpu(operation):
     check_in_place(compile_chain(operation, "xla", chip=None, tokens=32))
 
 
+@pytest.mark.parametrize("decode_only", [True, False])
+@pytest.mark.parametrize(
+    "operation", [mamba1(128, 8), mamba2(2, 64, 8), delta(1, 1, 8, 128)], ids=lambda operation: operation.name
+)
+def test_states_of_a_single_tile_on_a_cpu(operation, decode_only):
+    """XLA unrolls a loop of one turn, and copied the pool between what was in it and the loops around."""
+    check_in_place(compile_chain(operation, "xla", chip=None, tokens=32, layers=1, decode_only=decode_only))
+
+
 def test_a_convolution_and_the_delta_rule_of_decodes_compiled_for_a_tpu():
     operation, tokens = convolved_delta(1, 2, 128), {"tokens": 4, "layers": 1, "decode_only": True}
     check_in_place(compile_chain(operation, "pallas_tpu", chip="tpu7x", **tokens))
