@@ -35,7 +35,9 @@ def test_a_request_that_hits_what_the_step_computes_is_no_decode():
 
 
 def test_states_do_not_count():
-    """A request waits for a state that the step computes."""
+    """A request waits for a state that the step computes: what it then hits, an earlier step computed."""
     serving = Serving([full(), mamba()], 50, max_num_batched_tokens=32)
-    serving.add("first", range(1))
-    assert decodes_of_next_step(serving) == (["first"], [1], 1)
+    serving.add("first", range(9))
+    serving.add("second", range(9))
+    assert decodes_of_next_step(serving) == (["first"], [8], 0)
+    assert decodes_of_next_step(serving) == (["first", "second"], [1, 1], 2)
