@@ -21,6 +21,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.layout import KEY_SCALES, LANES, AttentionPageLayout, float_of
 from pallas_kernels.tpu.joining import Joining
+from pallas_kernels.tpu.page_loader import PageLoader
 from pallas_kernels.tpu.places import Places
 
 PAIRED_ROWS = 16  # rows of one packed bfloat16 tile
@@ -37,11 +38,8 @@ class Operands(NamedTuple):
 
 
 @dataclass(frozen=True)
-class OperandLoader:
-    """Loads operands of `layout`'s pages for products in `dtype` (bfloat16 or float32)."""
-
-    layout: AttentionPageLayout
-    dtype: jnp.dtype
+class OperandLoader(PageLoader):
+    """The loader of pages of bfloat16 and of float32."""
 
     @cached_property
     def places(self) -> Places:
@@ -62,11 +60,6 @@ class OperandLoader:
         return None
 
     @property
-    def key_width(self) -> int:
-        """Lanes of one head of K; those from `head_size` on have no meaning."""
-        return self.places.width
-
-    @property
     def value_width(self) -> int:
         """Lanes of one head of V."""
         return -(-self.places.count * self.layout.value_size // LANES) * LANES
@@ -75,11 +68,6 @@ class OperandLoader:
     def result_width(self) -> int:
         """Lanes of a result, once places are merged."""
         return self.value_width
-
-    @property
-    def page_units(self) -> int:
-        """Units of one page."""
-        return self.layout.block_size // self.places.count
 
     @property
     def whole_pages(self) -> int:
@@ -100,11 +88,6 @@ class OperandLoader:
     def interleaves(self) -> bool:
         """Whether two packed rows are made of rows 8 apart: cheaper than packing neighbours."""
         return self.layout.dtype == "bfloat16" and self.dtype == jnp.bfloat16
-
-    @property
-    def precision(self) -> lax.Precision | None:
-        """Precision of the products."""
-        return None if self.dtype == jnp.bfloat16 else lax.Precision.HIGHEST
 
     def load(self, buffer, first_head: int, heads: int) -> Operands:
         """Operands of some heads from `buffer [pages, rows, 128]`, heads side by side along lanes."""

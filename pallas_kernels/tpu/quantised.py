@@ -14,10 +14,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pallas_kernels.layout import LANES, AttentionPageLayout
+from pallas_kernels.layout import LANES
 from pallas_kernels.tpu.chip import multiplies_float8
 from pallas_kernels.tpu.halved_places import HalvedPlaces
 from pallas_kernels.tpu.operands import SUBLANES, Operands
+from pallas_kernels.tpu.page_loader import PageLoader
 from pallas_kernels.tpu.places import Places
 from pallas_kernels.tpu.scale_rows import ScaleRows
 
@@ -34,11 +35,9 @@ class Scales(NamedTuple):
 
 
 @dataclass(frozen=True)
-class QuantisedLoader:
-    """Like `OperandLoader`, for pages of 8-bit numbers."""
+class QuantisedLoader(PageLoader):
+    """The loader of pages of 8-bit numbers; `apart` as in `loader_of`."""
 
-    layout: AttentionPageLayout
-    dtype: jnp.dtype
     apart: bool = False
 
     @cached_property
@@ -73,11 +72,6 @@ class QuantisedLoader:
         return None
 
     @property
-    def key_width(self) -> int:
-        """Lanes of one head of K."""
-        return self.places.width
-
-    @property
     def value_width(self) -> int:
         """Lanes of one head of V."""
         return self.places.width
@@ -86,11 +80,6 @@ class QuantisedLoader:
     def result_width(self) -> int:
         """Lanes of a result, once places are merged."""
         return max(self.layout.head_size, LANES)
-
-    @property
-    def page_units(self) -> int:
-        """Units of one page."""
-        return self.layout.block_size // self.places.count
 
     @property
     def whole_pages(self) -> int:
@@ -106,11 +95,6 @@ class QuantisedLoader:
     def shifts(self) -> int:
         """Units that fill whole rows together."""
         return 2 if self.sets_apart else 1
-
-    @property
-    def precision(self) -> lax.Precision | None:
-        """Precision of the products."""
-        return None if self.dtype == jnp.bfloat16 else lax.Precision.HIGHEST
 
     def load(self, buffer, first_head: int, heads: int) -> Operands:
         """Operands of some heads from `buffer [pages, rows, 128]`, heads side by side along lanes."""

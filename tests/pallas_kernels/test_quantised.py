@@ -9,7 +9,8 @@ import pytest
 from pallas_kernels import AttentionPageLayout, GroupTable, RaggedBatch, paged_attention, write_kv
 from pallas_kernels.aot import compile_for_tpu
 from pallas_kernels.quantised import quantise
-from tests.pallas_kernels.cases import attention_by_hand, round_to
+from tests.pallas_kernels import checking
+from tests.pallas_kernels.cases import round_to
 from tests.pallas_kernels.quantised_cases import (
     QuantisedStep,
     make_quantised_step,
@@ -19,40 +20,9 @@ from tests.pallas_kernels.quantised_cases import (
 DTYPES = ["int8", "float8_e4m3fn"]
 
 
-def check(
-    case: QuantisedStep,
-    implementation: str,
-    *,
-    window: int | None = None,
-    chunk: int | None = None,
-    softcap: float | None = None,
-    sinks: np.ndarray | None = None,
-) -> None:
-    """Writes, then attends, and holds both against the definitions."""
-    step = case.step
-
-    @jax.jit
-    def write_then_attend(q, k, v, pages, batch, table):
-        place = {"layout": step.layout, "layer_slot": step.layer_slot, "layer_slots": step.layer_slots}
-        pages = write_kv(pages, k, v, batch, table, implementation=implementation, **place)
-        rest = {
-            "scale": 0.3,
-            "sliding_window": window,
-            "attention_chunk_size": chunk,
-            "softcap": softcap,
-            "sinks": None if sinks is None else jnp.asarray(sinks),
-        }
-        return pages, paged_attention(q, pages, batch, table, implementation=implementation, **place, **rest)
-
-    pages, out = write_then_attend(step.q, step.k, step.v, step.pages, step.batch, step.table)
-    np.testing.assert_array_equal(pages, case.written)
-    expected = attention_by_hand(step, scale=0.3, window=window, chunk=chunk, softcap=softcap, sinks=sinks)
-    real = sum(step.query_lens)
-    tolerance = {"float32": 2e-5, "bfloat16": 2e-2}[str(step.q.dtype)]
-    np.testing.assert_allclose(
-        np.asarray(out[:real], np.float32), expected[:real], atol=tolerance, rtol=tolerance
-    )
-    assert (np.asarray(out[real:], np.float32) == 0).all()
+def check(case: QuantisedStep, implementation: str, **rest) -> None:
+    """Holds both results against the definitions."""
+    checking.check(case.step, case.written, implementation, **rest)
 
 
 @pytest.mark.parametrize(
