@@ -92,3 +92,25 @@ def test_a_prompt_seen_before_is_not_computed_again(bench, alone):
     assert (first.num_cached_tokens, second.num_cached_tokens) == (0, 40)
     assert engine.metrics.num_scheduled_tokens - scheduled == scheduled - 40
     assert first.token_ids == second.token_ids == alone(tuple(prompt), 8)
+
+
+def test_a_step_of_single_tokens_runs_with_chunks_where_one_of_them_reads_what_another_one_writes(
+    bench, alone, monkeypatch
+):
+    """A step of decodes alone has no place for it: kernels may write what decodes read."""
+    prompt = tuple(range(20, 27))
+    [token, *_] = alone(prompt, 3)  # fills the second block of four, in the engine's second step
+    follower = (*prompt, token, 50)
+    expected = [alone(prompt, 3), alone(follower, 3)]
+    buckets, run = [], bench.runner.steps.run
+    monkeypatch.setattr(
+        bench.runner.steps, "run", lambda bucket, *rest: buckets.append(bucket) or run(bucket, *rest)
+    )
+    engine = bench.engine()
+    ids = [engine.add_request(Prompt(token_ids=prompt), greedy(3))]
+    engine.step()
+    ids.append(engine.add_request(Prompt(token_ids=follower), greedy(3)))
+    outputs = run_to_end(engine)
+    assert outputs[ids[1]].num_cached_tokens == 8
+    assert [bucket.decode_only for bucket in buckets[:3]] == [False, False, True]
+    assert [outputs[i].token_ids for i in ids] == expected
