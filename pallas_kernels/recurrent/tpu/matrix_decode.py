@@ -23,7 +23,9 @@ from pallas_kernels.recurrent.tpu.products import FLOAT32_TERMS, terms_of
 from pallas_kernels.recurrent.tpu.slabs import pack_rows, unpack_rows
 
 DECODE_BLOCKS = 8
-"""Blocks of a slab: 512 KiB of float32 at size 128."""
+"""Blocks of a slab at most."""
+SLAB_ROWS = 1024
+"""Their rows at most: 512 KiB of float32, of which `copies.py` has sixteen; v5e's kernels have 16 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class MatrixDecode:
     @classmethod
     def of(cls, sizes: MatrixSizes, packed: bool) -> "MatrixDecode":
         """How decodes go over states of some sizes."""
-        slab = sizes.slab(DECODE_BLOCKS, packed)
+        slab = sizes.slab(min(DECODE_BLOCKS, SLAB_ROWS // sizes.size), packed)
         num_slabs = sizes.blocks // slab
         return cls(
             size=sizes.size,

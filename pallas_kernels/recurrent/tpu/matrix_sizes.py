@@ -20,14 +20,16 @@ class MatrixSizes:
     sharing: int
 
     def slab(self, most: int, packed: bool) -> int:
-        """Blocks of a slab: at most `most`, whole key heads or a divisor of one's blocks."""
+        """Blocks of a slab: at most `most`, or the fewest that there can be; whole key heads or a divisor of
+        one's blocks.
+        """
         least = 2 if packed else 1
         fitting = [
             n
-            for n in range(least, most + 1, least)
+            for n in range(least, self.blocks + 1, least)
             if self.blocks % n == 0 and (n % self.sharing == 0 or self.sharing % n == 0)
         ]
-        return max(fitting, default=self.blocks)
+        return max((n for n in fitting if n <= most), default=fitting[0])
 
     def keys(self, slab: int) -> int:
         """Key heads that a slab of so many blocks reads."""
