@@ -105,6 +105,17 @@ def test_more_convolved_decodes_than_buffers(monkeypatch):
     check(step, "pallas_tpu")
 
 
+def test_convolved_decodes_that_are_no_whole_number_of_groups(monkeypatch):
+    """The last group asks for a sequence past the last row of the table, which keeps nothing."""
+    monkeypatch.setattr(decode_loop, "TOGETHER", 2)
+    sequences = [
+        Sequence(before=4, new=1, checkpoints=(5,)),
+        Sequence(before=9, new=1, in_place=False),
+        Sequence(before=0, new=1, starts_from_zeros=True, checkpoints=(1,)),
+    ]
+    check(make_step(convolved_delta(1, 2, 128), sequences, page_rows=64, decode_only=True), "pallas_tpu")
+
+
 def test_a_convolution_and_the_delta_rule_beside_a_prompt():
     """Then they are two operations."""
     sequences = [Sequence(before=4, new=1), Sequence(before=3, new=5, checkpoints=(5,))]
