@@ -177,7 +177,8 @@ def write_kv(
     """The pool with this step's K and V written to one layer's pages; in place where `pages` is donated.
 
     `k [T, Hkv, D]` and `v [T, Hkv, Dv]` are rounded to the layout's dtype. Padding tokens are never written.
-    Raises ValueError where shapes disagree, and for a layout of latents.
+    Other tokens' words stay as they are; where the scales of an 8-bit page end inside a row of 128 words, the
+    padding in that row may become 0. Raises ValueError where shapes disagree, and for a layout of latents.
     """
     settings = AttentionSettings(layout=layout, layer_slot=layer_slot, layer_slots=layer_slots)
     return _write(pages, k, v, batch, table, settings, implementation)

@@ -28,6 +28,7 @@ def write_kv_tpu(
 ) -> jax.Array:
     """Same contract as `write_kv_reference`, but for sequences from `first_seq` on alone.
 
+    Where the scales of an 8-bit page end inside a row, some of the padding in that row becomes 0.
     `interpret` is `pallas_call`'s.
     """
     new = new_pages(k, v, batch, table, settings, first_seq=first_seq)

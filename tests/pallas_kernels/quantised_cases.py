@@ -2,11 +2,13 @@
 
 from dataclasses import dataclass, replace
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 
 from pallas_kernels import AttentionPageLayout
+from pallas_kernels.layout import LANES
 from tests.pallas_kernels.cases import GUARD, Step, make_step, oldest_visible
 
 LARGEST = {"int8": 127, "float8_e4m3fn": 448}
@@ -45,6 +47,14 @@ def put_token(layout: AttentionPageLayout, page: np.ndarray, slot: int, k: np.nd
             token = octets[(head * block + slot) * 2 * size :][: 2 * size].reshape(size // 2, 2, 2)
             token[:, which] = bits.reshape(2, size // 2).T
             scales[(which * heads + head) * block + slot] = scale
+
+
+def check_pool(layout: AttentionPageLayout, pages: jax.Array, written: np.ndarray) -> None:
+    """Holds a pool against the one written by hand; padding in the row of the last scale may be zero, too."""
+    got, expected = (np.array(pool).reshape(len(pool), -1) for pool in (pages, written))
+    padding = slice(layout.used_words, layout.used_rows * LANES)
+    expected[:, padding][got[:, padding] == 0] = 0
+    np.testing.assert_array_equal(got, expected)
 
 
 def make_quantised_step(

@@ -14,7 +14,7 @@ from pallas_kernels.tpu.attention import paged_attention_tpu
 from pallas_kernels.tpu.tuning import Sizes
 from pallas_kernels.tpu.write import write_kv_tpu
 from tests.pallas_kernels.cases import attention_by_hand
-from tests.pallas_kernels.quantised_cases import make_quantised_step
+from tests.pallas_kernels.quantised_cases import check_pool, make_quantised_step
 
 INTERPRET = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan")
 
@@ -74,7 +74,7 @@ def test_mixed_steps(dtype, activation, shape, rest):
         ("int8", 2, 128, 128),
         ("float8_e4m3fn", 1, 256, 256),
         ("int8", 3, 64, 16),
-        ("float8_e4m3fn", 3, 128, 32),
+        ("float8_e4m3fn", 5, 128, 32),
         ("int8", 1, 256, 64),
     ],
 )
@@ -94,6 +94,4 @@ def test_written_pages_equal_the_definition_word_for_word(dtype, heads, head_siz
     settings = AttentionSettings(layout=step.layout, layer_slot=step.layer_slot, layer_slots=step.layer_slots)
     write = jax.jit(partial(write_kv_tpu, settings=settings, interpret=INTERPRET))
     pages = write(step.pages, step.k, step.v, step.batch, step.table)
-    used = step.layout.used_words  # what follows has no meaning
-    got, expected = (np.asarray(x).reshape(len(pages), -1)[:, :used] for x in (pages, case.written))
-    np.testing.assert_array_equal(got, expected)
+    check_pool(step.layout, pages, case.written)

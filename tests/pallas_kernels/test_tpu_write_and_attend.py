@@ -15,7 +15,7 @@ from pallas_kernels.tpu import decode_plan, parts, prefill_plan
 from pallas_kernels.tpu.attention import write_and_attend_tpu
 from pallas_kernels.tpu.tuning import Sizes
 from tests.pallas_kernels.cases import Step, attention_by_hand, make_step, written_by_hand
-from tests.pallas_kernels.quantised_cases import make_quantised_step
+from tests.pallas_kernels.quantised_cases import check_pool, make_quantised_step
 
 INTERPRET = pltpu.InterpretParams(detect_races=True, out_of_bounds_reads="raise", uninitialized_memory="nan")
 AROUND_A_PAGE = {"seq_lens": [1, 7, 8, 9, 17, 16], "query_lens": [1] * 6, "block_size": 8}
@@ -45,7 +45,7 @@ def check(step: Step, written: np.ndarray, **rest) -> None:
     result = write_and_attend_tpu(
         step.q, step.k, v, step.pages, step.batch, step.table, settings, interpret=INTERPRET
     )
-    np.testing.assert_array_equal(result.pages, written)
+    check_pool(step.layout, result.pages, written)
     tolerance = 2e-5 if step.layout.dtype == "float32" else 2e-2
     expected = attention_by_hand(step, scale=0.3, **rest)
     np.testing.assert_allclose(np.asarray(result.out, np.float32), expected, atol=tolerance, rtol=tolerance)
@@ -88,8 +88,9 @@ def test_decodes(shape, rest):
     check(step, written_by_hand(step), **rest)
 
 
-@pytest.mark.parametrize(("block_size", "heads"), [(16, 4), (128, 2)])
+@pytest.mark.parametrize(("block_size", "heads"), [(16, 1), (128, 2)])
 def test_decodes_over_pages_of_8_bits(block_size, heads):
+    """The scales of a page are a quarter of a row, and four rows."""
     case = make_quantised_step(
         dtype="int8",
         activation_dtype="bfloat16",
