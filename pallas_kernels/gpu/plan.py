@@ -124,7 +124,7 @@ def _unpacked_bytes(layout: AttentionPageLayout, chunk: int, value_size: int) ->
 
 
 def _is_for_wgmma(settings: AttentionSettings, dtype: jax.typing.DTypeLike) -> bool:
-    """Whether numbers are one term and a tile's sums fit its threads' registers."""
+    """Whether pages and queries are one term a number, and no latents: sums over those fit no registers."""
     layout = settings.layout
     return count_terms(layout.dtype) == count_terms(dtype) == 1 and not layout.latent
 
