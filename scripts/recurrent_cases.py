@@ -78,6 +78,7 @@ _MODELS = {
     "jamba-1.5-mini": Layer(kernel="selective_scan", state=(8192, 16)),
     "nemotron-3-nano": Layer(kernel="ssd", state=(64, 64, 128), key_heads=8),
     "granite-4.0-h-small": Layer(kernel="ssd", state=(128, 64, 128), key_heads=1),
+    "falcon-h1-34b": Layer(kernel="ssd", state=(32, 128, 256), key_heads=2),
     "qwen3-next-80b": Layer(kernel="gated_delta_rule", state=(32, 128, 128), key_heads=16),
 }
 LAYERS = {
