@@ -11,8 +11,9 @@ from pallas_kernels.choice import Queries, choose_name
 from pallas_kernels.gpu.attention import paged_attention_gpu
 from pallas_kernels.gpu.support import refuses_on_gpu
 from pallas_kernels.gpu.write import write_kv_gpu
-from pallas_kernels.layout import LANES, AttentionPageLayout
+from pallas_kernels.layout import AttentionPageLayout
 from pallas_kernels.outputs import AttentionResult
+from pallas_kernels.pool import check_pool
 from pallas_kernels.reference import paged_attention_reference, write_kv_reference
 from pallas_kernels.settings import AttentionSettings
 from pallas_kernels.tpu.attention import paged_attention_tpu, write_and_attend_tpu
@@ -112,7 +113,7 @@ def paged_attention(
         softcap=softcap,
         sinks=sinks,
     )
-    _check_pool(pages, layout)
+    check_pool(pages, layout.page_rows)
     _check_queries(q, settings)
     chosen = choose_implementation(settings, table, implementation, q)
     return chosen.attend(q, pages, batch, table, settings)
@@ -152,7 +153,7 @@ def write_and_attend(
         softcap=softcap,
         sinks=sinks,
     )
-    _check_pool(pages, layout)
+    check_pool(pages, layout.page_rows)
     _check_queries(q, settings)
     _check_new(k, v, batch, layout)
     chosen = choose_implementation(settings, table, implementation, q)
@@ -213,17 +214,9 @@ def _write(
     settings: AttentionSettings,
     implementation: str | None,
 ) -> jax.Array:
-    _check_pool(pages, settings.layout)
+    check_pool(pages, settings.layout.page_rows)
     _check_new(k, v, batch, settings.layout)
     return choose_implementation(settings, table, implementation).write(pages, k, v, batch, table, settings)
-
-
-def _check_pool(pages: jax.Array, layout: AttentionPageLayout) -> None:
-    if pages.ndim != 3 or pages.shape[1:] != (layout.page_rows, LANES) or pages.dtype != "uint32":
-        raise ValueError(
-            f"pages must be uint32[num_pages, {layout.page_rows}, {LANES}], "
-            f"got {pages.dtype}{list(pages.shape)}"
-        )
 
 
 def _check_queries(q: jax.Array, settings: AttentionSettings) -> None:

@@ -3,7 +3,7 @@
 import jax
 
 from pallas_kernels.batch import RaggedBatch
-from pallas_kernels.layout import LANES
+from pallas_kernels.pool import check_pool
 from pallas_kernels.recurrent.state_layout import StateLayout
 from pallas_kernels.recurrent.state_place import StatePlace
 
@@ -12,11 +12,7 @@ def place_in(
     pages: jax.Array, layout: StateLayout, part: int, layer_slot: int | jax.Array, layer_slots: int
 ) -> StatePlace:
     """Where a part is in a pool. ValueError for a place that cannot be, and a pool of other pages."""
-    if pages.ndim != 3 or pages.shape[1:] != (layout.page_rows, LANES) or pages.dtype != "uint32":
-        raise ValueError(
-            f"pages must be uint32[num_pages, {layout.page_rows}, {LANES}], "
-            f"got {pages.dtype}{list(pages.shape)}"
-        )
+    check_pool(pages, layout.page_rows)
     return StatePlace(layout=layout, part=part, layer_slot=layer_slot, layer_slots=layer_slots)
 
 

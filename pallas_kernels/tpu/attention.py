@@ -74,8 +74,9 @@ def _attend(
         v = None if new.v is None else new.v[:rows]
         images = _with_rows(NewRows(settings.layout).images(new.k[:rows], v), rows)
         if not batch.decode_only:
-            chunks = {"first_seq": batch.num_decodes, "interpret": interpret}
-            pages = write_kv_tpu(pages, *new, batch, table, settings, **chunks)
+            pages = write_kv_tpu(
+                pages, *new, batch, table, settings, first_seq=batch.num_decodes, interpret=interpret
+            )
     decodes, decoded = _with_rows(queries, rows), []
     for part in parts:
         result = _decode(decodes, images, pages, part, settings, interpret=interpret)
