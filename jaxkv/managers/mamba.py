@@ -18,7 +18,7 @@ from jaxkv.managers.base import (
     Span,
 )
 from jaxkv.managers.state_finder import StateFinder
-from jaxkv.pool import NOTHING, Units
+from jaxkv.pool import Units
 from jaxkv.specs import MambaSpec, cdiv
 
 NO_STATE = 0
@@ -260,7 +260,7 @@ class MambaManager(Manager):
             leader = units.get(hashes[boundary // unit - 1])
             if leader is not None and self.pool.holders[leader] < 0:
                 found[leader] = -boundary
-        return Units(np.array([*found], np.intp), [*found.values()]) if found else NOTHING
+        return Units.ranked(found)
 
     def capacity(self, row: int) -> int:
         return self.limit.item(row)

@@ -271,7 +271,7 @@ class PositionalManager(Manager):
             leader = units.get(hashes[block * scale + scale - 1])
             if leader is not None:
                 found[leader] = -(block + 1) * size
-        return Units(np.array([*found], np.intp), [*found.values()])
+        return Units.ranked(found)
 
     def capacity(self, row: int) -> int:
         return (self.first_block.item(row) + self.count.item(row)) * self.block_size

@@ -1,7 +1,7 @@
 """What a request gives up, and in which order."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +16,11 @@ class Units(NamedTuple):
 
     leaders: NDArray[np.intp]
     ranks: Sequence[int]
+
+    @classmethod
+    def ranked(cls, ranks: Mapping[int, int]) -> "Units":
+        """These leaders with their ranks, which ascend."""
+        return cls(np.array([*ranks], np.intp), [*ranks.values()]) if ranks else NOTHING
 
     def first(self, n: int) -> "Units":
         """The first n of them."""
