@@ -2,35 +2,29 @@
 
 import argparse
 import json
-import math
 import os
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from jaxkv.commands.files import refuse_unwritable, write_file
 from jaxkv.commands.plan import add_machine, add_serving
-from jaxkv.commands.plan_inputs import DEFAULT_MEMORY, inputs_of
+from jaxkv.commands.plan_inputs import DEFAULT_MEMORY
+from jaxkv.commands.replay_jobs import GENERATED_BLOCK, SWEEPABLE, asked_of, combinations, job_of
 from jaxkv.errors import JaxkvError, NoMemoryError
 from jaxkv.eviction import DEFAULT_POLICY, POLICIES
-from jaxkv.lab.flops import model_cost
 from jaxkv.lab.generator import PATTERNS, generate
-from jaxkv.lab.job import Job, run_job
+from jaxkv.lab.job import run_job
 from jaxkv.lab.loading import FORMATS, load_trace
 from jaxkv.lab.progress import ProgressBar
 from jaxkv.lab.report import format_report
-from jaxkv.lab.settings import CLOCKS, ReplaySettings
+from jaxkv.lab.settings import CLOCKS
 from jaxkv.lab.sweep import run_sweep
 from jaxkv.lab.trace import Trace
 
 IMPOSSIBLE = 2
 INTERRUPTED = 130
-SWEEPABLE = (
-    "memory", "blocks", "fits", "accelerator", "policy", "retention", "eviction", "clock", "block-size"
-)  # fmt: skip
-GENERATED_BLOCK = 16
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -191,7 +185,7 @@ def _tokenizer(path: str) -> Callable[[str], list[int]]:
     return tokenizer_from_json(Path(path), None).encode
 
 
-# The jobs
+# The replays
 
 
 def _run(args: argparse.Namespace, load: Callable[[], Trace]) -> list[dict[str, Any]]:
@@ -199,16 +193,16 @@ def _run(args: argparse.Namespace, load: Callable[[], Trace]) -> list[dict[str, 
     if args.sweep is None:
         bar = ProgressBar("replaying")
         try:
-            return [run_job(_job(args, trace, None), trace, bar)]
+            return [run_job(job_of(args, trace, None), trace, bar)]
         finally:
             bar.close()
-    settings = _combinations(args)
+    settings = combinations(args)
     jobs, reports = [], []
     for changed, words in settings:
         try:
-            jobs.append(_job(changed, trace, words))
+            jobs.append(job_of(changed, trace, words))
         except NoMemoryError as error:
-            reports.append({"asked": {**_asked(changed), "sweep": words}, "error": str(error)})
+            reports.append({"asked": asked_of(changed, words), "error": str(error)})
     bar = ProgressBar("replays")
     try:
         reports += run_sweep(jobs, load, max(1, min(args.jobs, len(jobs))), lambda done: bar(done, len(jobs)))
@@ -216,92 +210,6 @@ def _run(args: argparse.Namespace, load: Callable[[], Trace]) -> list[dict[str, 
         bar.close()
     order = {words: place for place, (_, words) in enumerate(settings)}
     return sorted(reports, key=lambda report: order[report["asked"]["sweep"]])
-
-
-def _combinations(args: argparse.Namespace) -> list[tuple[argparse.Namespace, str]]:
-    """Every combination of the values of --sweep, and its name."""
-    names: list[str] = []
-    values: list[list[str]] = []
-    for part in args.sweep.split(","):
-        name, _, listed = part.partition("=")
-        if name not in SWEEPABLE or not all(listed.split(":")):
-            raise JaxkvError(
-                f"--sweep {part!r} is not NAME=VALUE:VALUE with a name of {', '.join(SWEEPABLE)}"
-            )
-        if name in names:
-            raise JaxkvError(f"--sweep names {name} twice")
-        names.append(name)
-        values.append(listed.split(":"))
-    combined = []
-    for chosen in product(*values):
-        changed = argparse.Namespace(**vars(args))
-        for name, value in zip(names, chosen, strict=True):
-            setattr(changed, name.replace("-", "_"), _typed(name, value))
-        combined.append((changed, ", ".join(f"{n} {v}" for n, v in zip(names, chosen, strict=True))))
-    return combined
-
-
-def _typed(name: str, value: str) -> str | int | float:
-    try:
-        if name in ("blocks", "block-size"):
-            return int(value)
-        return float(value) if name == "fits" else value
-    except ValueError:
-        raise JaxkvError(f"--sweep {name}={value}: {value!r} is not a number") from None
-
-
-def _job(args: argparse.Namespace, trace: Trace, sweep: str | None) -> Job:
-    given = [name for name in ("blocks", "fits", "memory") if getattr(args, name) is not None]
-    given += ["infinite"] if args.infinite else []
-    if len(given) > 1:
-        raise JaxkvError(f"give one of --{', --'.join(given)}")
-    if args.blocks is not None and args.blocks < 1:
-        raise JaxkvError(f"--blocks must be at least 1, got {args.blocks}")
-    if args.fits is not None and not 0 < args.fits < math.inf:
-        raise JaxkvError(f"--fits must be more than 0 and finite, got {args.fits}")
-    if (args.model is None) == (args.layers is None):
-        raise JaxkvError("give either --model MODEL or --layers FILE")
-    asked = _asked(args)
-    args = argparse.Namespace(**vars(args))
-    if args.block_size is None:
-        args.block_size = trace.block_size or GENERATED_BLOCK
-    inputs = inputs_of(args, args.model)
-    settings = ReplaySettings(
-        clock=args.clock,
-        step_seconds=args.step_seconds,
-        retention_interval=_retention(args.retention),
-        eviction=args.eviction,
-        max_num_seqs=args.max_num_seqs,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-    )
-    return Job(
-        model=inputs.name,
-        specs=inputs.specs,
-        config=inputs.config,
-        memory=inputs.memory,
-        settings=settings,
-        cost=model_cost(inputs.cache) if inputs.cache is not None else None,
-        num_blocks=args.blocks,
-        fits=args.fits,
-        keep_everything=args.infinite,
-        about={**asked, "sweep": sweep},
-    )
-
-
-def _asked(args: argparse.Namespace) -> dict[str, Any]:
-    """The options that decide a replay, for its report."""
-    return {name: value for name, value in vars(args).items() if name not in _NOT_ASKED}
-
-
-_NOT_ASKED = ("command", "json", "html", "verify", "engine", "sweep", "jobs")
-
-
-def _retention(text: str) -> int | None:
-    if text in ("sparse", "dense"):
-        return 0 if text == "sparse" else None
-    if text.isdecimal():
-        return int(text)
-    raise JaxkvError(f"--retention must be sparse, dense or a number of tokens, got {text!r}")
 
 
 # Checking against the engine
@@ -392,7 +300,7 @@ def _verify(path: str) -> int:
     for report in checkable:
         args = _options(report["asked"])
         trace = _loader(args)()
-        again = run_job(_job(args, trace, report["asked"].get("sweep")), trace)
+        again = run_job(job_of(args, trace, report["asked"].get("sweep")), trace)
         same = again["digest"] == report["digest"]
         differing += not same
         words = "same digest" if same else f"digest {again['digest']}, the report has {report['digest']}"
