@@ -1,0 +1,49 @@
+"""A kernel that jitted code can call: compiled and made known to XLA when it is first asked for."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+import jax
+
+from pallas_kernels.cpu.parallel import make_handler
+
+_lock = Lock()
+
+
+@dataclass(frozen=True, eq=False)
+class Kernel:
+    """`work(frame, piece)` for every piece below `pieces(frame)`, shared out over XLA's threads.
+
+    name: XLA's name of it, one a process. pieces, work: functions compiled by numba (`njit`) over the address
+    of XLA's call frame (`pallas_kernels.cpu.frame`); they must not raise. What a piece writes must depend
+    neither on the thread that runs it nor on the order of pieces.
+    """
+
+    name: str
+    pieces: Any
+    work: Any
+    _alive: list[Any] = field(default_factory=list, repr=False)
+
+    def __call__(
+        self,
+        results: Sequence[jax.ShapeDtypeStruct],
+        *operands: jax.Array,
+        in_place: dict[int, int] | None = None,
+    ) -> Sequence[jax.Array]:
+        """What it writes. in_place: by operand, the result that is written over it."""
+        self._register()
+        return jax.ffi.ffi_call(self.name, list(results), input_output_aliases=in_place)(*operands)
+
+    def _register(self) -> None:
+        with _lock:
+            if self._alive:
+                return
+            self._alive.extend(make_handler(self.pieces, self.work))
+            capsule = ctypes.pythonapi.PyCapsule_New
+            capsule.restype = ctypes.py_object
+            capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+            target = capsule(self._alive[0].address, None, None)
+            jax.ffi.register_ffi_target(self.name, target, platform="cpu", api_version=1)

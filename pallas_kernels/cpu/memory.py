@@ -1,0 +1,82 @@
+"""Memory by address, for functions compiled by numba: loads, stores, one atomic, calls of C functions.
+
+Addresses are int64 and in bytes. Nothing is checked.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from pallas_kernels.cpu.instruction import instruction
+
+INT32, INT64, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
+
+
+def _loader(numba_type: types.Type, llvm_type: Any) -> Any:
+    @instruction(numba_type, types.int64)
+    def load(builder: Any, address: Any) -> Any:
+        return builder.load(builder.inttoptr(address, llvm_type.as_pointer()))
+
+    return load
+
+
+def _storer(numba_type: types.Type, llvm_type: Any) -> Any:
+    @instruction(types.void, types.int64, numba_type)
+    def store(builder: Any, address: Any, value: Any) -> None:
+        builder.store(value, builder.inttoptr(address, llvm_type.as_pointer()))
+
+    return store
+
+
+def _pointer(numba_type: types.Type, llvm_type: Any) -> Any:
+    @instruction(types.CPointer(numba_type), types.int64)
+    def pointer(builder: Any, address: Any) -> Any:
+        return builder.inttoptr(address, llvm_type.as_pointer())
+
+    return pointer
+
+
+load_int32 = _loader(types.int32, INT32)
+load_int64 = _loader(types.int64, INT64)
+load_float32 = _loader(types.float32, FLOAT)
+store_int32 = _storer(types.int32, INT32)
+store_int64 = _storer(types.int64, INT64)
+
+# For `numba.carray(pointer(address), shape)`.
+int32_pointer = _pointer(types.int32, INT32)
+uint32_pointer = _pointer(types.uint32, INT32)
+uint16_pointer = _pointer(types.uint16, ir.IntType(16))
+float32_pointer = _pointer(types.float32, FLOAT)
+
+
+@instruction(types.float32, types.uint32)
+def bits_as_float32(builder: Any, bits: Any) -> Any:
+    """The float32 of a uint32's bits."""
+    return builder.bitcast(bits, FLOAT)
+
+
+@instruction(types.uint32, types.float32)
+def float32_as_bits(builder: Any, value: Any) -> Any:
+    """The bits of a float32 as a uint32."""
+    return builder.bitcast(value, INT32)
+
+
+@instruction(types.int64, types.int64, types.int64)
+def atomic_add(builder: Any, address: Any, value: Any) -> Any:
+    """Adds to the int64 at an address, in one order for all threads; gives what was there before."""
+    return builder.atomic_rmw("add", builder.inttoptr(address, INT64.as_pointer()), value, "seq_cst")
+
+
+@instruction(types.int64, types.int64, types.int64)
+def call(builder: Any, function: Any, argument: Any) -> Any:
+    """function(argument) of a C function at an address: one word in, one word out."""
+    pointer = ir.FunctionType(INT64, [INT64]).as_pointer()
+    return builder.call(builder.inttoptr(function, pointer), [argument])
+
+
+@instruction(types.int64)
+def words_on_stack(builder: Any) -> Any:
+    """The address of eight words that last until the calling function returns."""
+    return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(INT64, 8)), INT64)

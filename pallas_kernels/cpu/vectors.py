@@ -1,0 +1,84 @@
+"""Explicit vectors of 16 float32 for kernels that keep sums in registers, where numba's own loops would not.
+
+For what `pallas_kernels.cpu.instruction` builds. LLVM lowers the vectors to whatever the processor has: one
+AVX-512 register, two of AVX, four of NEON. `multiply_add` rounds once, so results do not depend on the width.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils
+
+from pallas_kernels.cpu.memory import INT32, INT64
+
+LANES = 16
+FLOATS = ir.VectorType(ir.FloatType(), LANES)
+WORDS = ir.VectorType(INT32, LANES)
+_HALVES = ir.VectorType(ir.IntType(16), LANES)
+ZEROS = ir.Constant(FLOATS, [0.0] * LANES)
+
+
+def at(builder: Any, address: Any, offset: int) -> Any:
+    """An address some bytes on."""
+    return builder.add(address, INT64(offset)) if offset else address
+
+
+def load_floats(builder: Any, address: Any) -> Any:
+    """16 float32 from an address of any alignment to 4."""
+    return builder.load(builder.inttoptr(address, FLOATS.as_pointer()), align=4)
+
+
+def store_floats(builder: Any, value: Any, address: Any) -> None:
+    """16 float32 to an address of any alignment to 4."""
+    builder.store(value, builder.inttoptr(address, FLOATS.as_pointer()), align=4)
+
+
+def load_words(builder: Any, address: Any) -> Any:
+    """16 uint32 from an address of any alignment to 4."""
+    return builder.load(builder.inttoptr(address, WORDS.as_pointer()), align=4)
+
+
+def load_bfloat16(builder: Any, address: Any) -> Any:
+    """16 bfloat16 that lie one after another, as float32."""
+    halves = builder.load(builder.inttoptr(address, _HALVES.as_pointer()), align=2)
+    return low_halves(builder, builder.zext(halves, WORDS))
+
+
+def low_halves(builder: Any, words: Any) -> Any:
+    """The bfloat16 in the low halves of 16 words, as float32."""
+    return builder.bitcast(builder.shl(words, ir.Constant(WORDS, [16] * LANES)), FLOATS)
+
+
+def high_halves(builder: Any, words: Any) -> Any:
+    """The bfloat16 in the high halves of 16 words, as float32."""
+    return builder.bitcast(builder.and_(words, ir.Constant(WORDS, [0xFFFF0000] * LANES)), FLOATS)
+
+
+def splat(builder: Any, value: Any) -> Any:
+    """A float32 in all 16 lanes."""
+    undefined = ir.Constant(FLOATS, ir.Undefined)
+    vector = builder.insert_element(undefined, value, INT32(0))
+    return builder.shuffle_vector(vector, undefined, ir.Constant(WORDS, [0] * LANES))
+
+
+def load_splat(builder: Any, address: Any) -> Any:
+    """The float32 at an address in all 16 lanes."""
+    return splat(builder, builder.load(builder.inttoptr(address, ir.FloatType().as_pointer()), align=4))
+
+
+def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
+    """a * b + c, rounded once."""
+    function_type = ir.FunctionType(FLOATS, [FLOATS] * 3)
+    fma = cgutils.get_or_insert_function(builder.module, function_type, f"llvm.fma.v{LANES}f32")
+    return builder.call(fma, [a, b, c])
+
+
+def sum_of_lanes(builder: Any, vector: Any) -> Any:
+    """The sum of 16 lanes, halves added to halves: the same order on every processor."""
+    width = LANES
+    while width > 1:
+        width //= 2
+        order = [(i + width) % LANES if i < width else i for i in range(LANES)]
+        moved = builder.shuffle_vector(vector, vector, ir.Constant(WORDS, order))
+        vector = builder.fadd(vector, moved)
+    return builder.extract_element(vector, INT32(0))
