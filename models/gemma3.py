@@ -14,7 +14,7 @@ from jaxkv.specs import KVCacheSpec
 from models.attention import NormedAttention, attention_spec
 from models.causal_lm import CausalLM, layer_name
 from models.gemma3_config import Gemma3Config
-from models.linear import Matrix, look_up, vocabulary_logits
+from models.linear import VocabularyMatrix, look_up, vocabulary_logits
 from models.mlp import GatedMLP
 from models.norms import RMSNorm
 from models.paged_cache import PagedCache
@@ -64,7 +64,7 @@ class Gemma3ForCausalLM(CausalLM):
 
     def __init__(self, config: Gemma3Config, dtype: jnp.dtype):
         self.config, self.dtype = config, dtype
-        self.embedding = Matrix(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
+        self.embedding = VocabularyMatrix(jnp.zeros((config.vocab_size, config.hidden_size), dtype))
         self.layers = nnx.List([Layer(config, i, dtype) for i in range(config.num_layers)])
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from models.causal_lm import CausalLM
-from models.linear import Matrix, look_up, vocabulary_logits
+from models.linear import VocabularyMatrix, look_up, vocabulary_logits
 from models.norms import RMSNorm
 
 
@@ -12,8 +12,8 @@ class HeadedLM(CausalLM):
     """An embedding, a norm after the last layer, and an output matrix: the embedding where `tied`."""
 
     def __init__(self, vocab_size: int, hidden_size: int, eps: float, dtype: jnp.dtype, *, tied: bool):
-        self.embedding = Matrix(jnp.zeros((vocab_size, hidden_size), dtype))
-        self.head = None if tied else Matrix(jnp.zeros((vocab_size, hidden_size), dtype))
+        self.embedding = VocabularyMatrix(jnp.zeros((vocab_size, hidden_size), dtype))
+        self.head = None if tied else VocabularyMatrix(jnp.zeros((vocab_size, hidden_size), dtype))
         self.norm = RMSNorm(hidden_size, eps)
 
     def embed(self, tokens: jax.Array) -> jax.Array:

@@ -1,30 +1,24 @@
-"""Matrix products in the form that XLA's CPU backend runs fastest, for every model.
+"""Matrix products in the form that a CPU runs fastest, for every model.
 
 Weights are read as `[out, in]`, the order of Hugging Face and GGUF files, so nothing is transposed on
-loading, and one copy of an embedding table serves look-ups (contiguous rows) and the output matrix.
+loading, and one copy of an embedding table serves look-ups and the output matrix. An engine on a CPU stores
+them anew (`arrange`): float32 in panels (`pallas_kernels.panels`); bfloat16 as it is, but the vocabulary's in
+panels, too, where numba's kernel serves: only what is sampled from is multiplied by it, and XLA's product of
+few bfloat16 rows repacks the matrix on every call. The rows of prompts are many, and XLA multiplies those in
+0.6 of numba's time (1,024 of them). A product adds up in the same order for any number of rows, in one form
+and in the other, but not alike in both: a matrix has one form for all rows.
 
-Measured with jax 0.12 on two threads of a Zen 4 (AVX-512 with bfloat16 products) and nothing else running, a
-quarter of Gemma 3 270M's output matrix, 65,536 x 640 (panels of 32 outputs), milliseconds:
-
-| rows | float32 in panels | bfloat16 x[V,D]^T | [V,D]x^T | the same in huge pages, x[V,D]^T |
-|------|-------------------|-------------------|----------|----------------------------------|
-| 1    | 6.0               |                   |          |                                  |
-| 2    |                   | 6.5               | 8.3      | 5.9                              |
-| 4    |                   | 7.7               |          | 7.4                              |
-| 8    | 7.1               | 7.6 to 8.8        | 9.9      | 8.5                              |
-
-Reading it takes 5.3 ms in float32 and 2.7 ms in bfloat16 at 32 GB/s: float32 is bound by memory, bfloat16 by
-the packing that XLA's library does on every call. So: float32 in panels (`models.panels`); bfloat16 as
-`[out, in]`, never one row but two (one row falls back to a scalar loop, over 100 ms), and x on the left. Its
-products add up in the same order for any number of rows. An engine stores matrices so (`arrange`).
+XLA's bfloat16 products never have one row but two (one row falls back to a scalar loop, over 100 ms for
+65,536 x 640), and x on the left.
 """
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models import panels
 from models.huge_pages import in_huge_pages
+from pallas_kernels import panels
+from pallas_kernels.cpu import available
 
 # Fewest rows for which a bfloat16 product takes the fast path.
 MIN_BFLOAT16_ROWS = 2
@@ -35,6 +29,10 @@ class Matrix(nnx.Param):
     `arrange` may store it in panels."""
 
 
+class VocabularyMatrix(Matrix):
+    """A matrix with a row for each token, which is only multiplied by what is sampled from."""
+
+
 def arrange(model: nnx.Module, platform: str) -> None:
     """Stores the matrices of `model` anew, one after another, in the order that `platform` (JAX's name, such
     as "cpu") multiplies by fastest. Results change by rounding only; a second call changes nothing."""
@@ -42,13 +40,18 @@ def arrange(model: nnx.Module, platform: str) -> None:
         return
     for _, variable in nnx.iter_graph(model):
         if isinstance(variable, Matrix):
-            if _gains_from_panels(variable[...]):
+            if _gains_from_panels(variable):
                 variable.set_value(jax.jit(panels.to_panels)(variable[...]))
             variable.set_value(in_huge_pages(variable[...]))
 
 
-def _gains_from_panels(stored: jax.Array) -> bool:
-    return stored.ndim == 2 and stored.dtype == jnp.float32 and stored.shape[0] % panels.WIDTH == 0
+def _gains_from_panels(matrix: Matrix) -> bool:
+    stored = matrix[...]
+    if stored.ndim != 2 or stored.shape[0] % panels.WIDTH:
+        return False
+    if stored.dtype == jnp.bfloat16:
+        return isinstance(matrix, VocabularyMatrix) and available.why_not() is None
+    return stored.dtype == jnp.float32
 
 
 def _with_enough_rows(x: jax.Array) -> jax.Array:

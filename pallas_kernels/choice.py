@@ -5,12 +5,14 @@ from collections.abc import Callable, Mapping
 
 import jax
 
+from pallas_kernels.cpu import available
+
 logger = logging.getLogger(__name__)
 
 Queries = jax.Array | jax.ShapeDtypeStruct
 """Queries `[T, Hq, D]`, or their shape and dtype."""
 
-_FIRST_CHOICE = {"tpu": "pallas_tpu", "gpu": "pallas_gpu"}
+_FIRST_CHOICE = {"tpu": "pallas_tpu", "gpu": "pallas_gpu", "cpu": "numba"}
 _FALLBACK = "xla"
 _already_said: set[str] = set()
 
@@ -22,7 +24,8 @@ def choose_name(
 
     refusals: by implementation, why it does not serve it, or None. served: what is asked for, for messages.
     A first choice that refuses falls back to "xla" and is logged once; one that does not exist falls back
-    silently. Raises ValueError for an unknown name, and where the implementation asked for by name refuses.
+    silently, and kernels of numba's where it is not installed with a line that only tells (level INFO).
+    Raises ValueError for an unknown name, and where the implementation asked for by name refuses.
     """
     if name is not None:
         if name not in refusals:
@@ -34,11 +37,18 @@ def choose_name(
     first = _FIRST_CHOICE.get(jax.default_backend(), _FALLBACK)
     if first not in refusals:
         return _FALLBACK
+    missing = available.why_not() if first == "numba" else None
+    if missing is not None:
+        _say_once(logging.INFO, f"{first} is not used ({missing}): using {_FALLBACK}")
+        return _FALLBACK
     reason = refusals[first]()
     if reason is None:
         return first
-    message = f"{first} does not serve {served} ({reason}): using {_FALLBACK}"
+    _say_once(logging.WARNING, f"{first} does not serve {served} ({reason}): using {_FALLBACK}")
+    return _FALLBACK
+
+
+def _say_once(level: int, message: str) -> None:
     if message not in _already_said:
         _already_said.add(message)
-        logger.warning(message)
-    return _FALLBACK
+        logger.log(level, message)

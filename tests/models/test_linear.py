@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from models.linear import Matrix, arrange, linear, look_up, vocabulary_logits
-from models.panels import MANY_ROWS, ROWS_AT_ONCE, WIDTH
+from models.linear import Matrix, VocabularyMatrix, arrange, linear, look_up, vocabulary_logits
+from pallas_kernels.cpu import available
+from pallas_kernels.panels import WIDTH
 
 OUT, IN = 3 * WIDTH, 40
 
@@ -19,7 +20,13 @@ class Model(nnx.Module):
         self.other = nnx.Param(jnp.asarray(weights, dtype))
 
 
-@pytest.mark.parametrize("rows", [1, 8, MANY_ROWS, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 3])
+class Vocabulary(nnx.Module):
+    def __init__(self):
+        weights = np.random.default_rng(0).normal(size=(OUT, IN))
+        self.matrix = VocabularyMatrix(jnp.asarray(weights, "bfloat16"))
+
+
+@pytest.mark.parametrize("rows", [1, 8, 70])
 def test_products_in_panels_equal_the_definition(rows):
     model = Model()
     plain = np.asarray(model.matrix[...], np.float64)
@@ -44,6 +51,24 @@ def test_arranging_again_changes_nothing():
     once = model.matrix[...]
     arrange(model, "cpu")
     assert model.matrix[...] is once
+
+
+def test_a_bfloat16_vocabulary_lies_in_panels_where_numba_serves(monkeypatch: pytest.MonkeyPatch):
+    vocabulary = Vocabulary()
+    plain = np.asarray(vocabulary.matrix[...], np.float64)
+    monkeypatch.setattr(available, "why_not", lambda: "not installed")
+    arrange(vocabulary, "cpu")
+    assert vocabulary.matrix[...].shape == (OUT, IN)
+    monkeypatch.undo()
+    arrange(vocabulary, "cpu")
+    assert vocabulary.matrix[...].shape == (OUT // WIDTH, IN, WIDTH)
+    x = jnp.asarray(np.random.default_rng(1).normal(size=(3, IN)), "bfloat16")
+    logits = jax.jit(vocabulary_logits)(x, vocabulary.matrix[...])
+    np.testing.assert_allclose(logits, np.asarray(x, np.float64) @ plain.T, rtol=1e-5, atol=1e-5)
+    rows = jnp.array([5, OUT - 1])
+    np.testing.assert_array_equal(
+        np.asarray(look_up(vocabulary.matrix[...], rows), np.float64), plain[np.asarray(rows)]
+    )
 
 
 @pytest.mark.parametrize(
