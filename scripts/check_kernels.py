@@ -6,7 +6,9 @@
 
 Needs libtpu, no accelerator. With a static cost tool (a program that takes `module:function --topology T
 --kwargs JSON --path DIR` and prints JSON with a list `kernels`) the modelled time, the bytes read, the share
-of peak bandwidth and the instructions that put registers aside (vector + scalar) are shown as well.
+of peak bandwidth and the instructions that put registers aside (vector + scalar) are shown as well. So is, of
+attention, how often the kernel moves the bytes that it has to move (`needed_bytes.py`), with K and V counted
+once for each tile of queries ("of needed") and once for all of a sequence's queries ("of least").
 
 A GPU is compiled for alone, and needs JAX's CUDA plugin (exit code 2 without it), no GPU.
 """
@@ -27,11 +29,13 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 import jax  # noqa: E402
 from gpu_static import check_gpu  # noqa: E402
 from kernel_cases import CASES, Built, Case, build  # noqa: E402
+from needed_bytes import needed_bytes  # noqa: E402
 from recurrent_cases import RECURRENT_CASES, RecurrentCase  # noqa: E402
 from sharded_cases import SHARDED_CASES, STEP_CASES, StepCase  # noqa: E402
 
 from pallas_kernels.aot import TPU_TOPOLOGIES, compile_for_tpu, tpu_mesh  # noqa: E402
 from pallas_kernels.aot_gpu import GPU_CHIPS  # noqa: E402
+from pallas_kernels.tpu.prefill import PrefillScalars  # noqa: E402
 
 CHIP_ALIASES = {"v7x": "tpu7x"}
 ALL_CASES: dict[str, Case | RecurrentCase | StepCase] = {
@@ -43,7 +47,7 @@ ALL_CASES: dict[str, Case | RecurrentCase | StepCase] = {
 NOT_FOLLOWED = ("write", "step")  # their scalars are computed on the device, where no cost tool sees them
 COLUMNS = (
     *("kernel", "shape", "chip", "VMEM MB", "SMEM kB", "alias MB", "temp MB"),
-    *("us", "read MB", "bandwidth", "bound", "spills"),
+    *("us", "read MB", "of needed", "of least", "bandwidth", "bound", "spills"),
 )
 
 
@@ -78,7 +82,19 @@ def measure(name: str, chip: str, tool: str | None) -> dict[str, Any]:
     }
     if tool is not None and case.kernel not in NOT_FOLLOWED:
         row |= static_cost(name, chip, tool)
+    if isinstance(case, Case) and "moved MB" in row:
+        row |= shares_of_needed(case, built, row["moved MB"] * 1e6)
     return row
+
+
+def shares_of_needed(case: Case, built: Built, moved: float) -> dict[str, float]:
+    """Bytes `moved` for one that has to move, with the kernel's tiles and with one tile a sequence."""
+    scalars = built.arguments[0]
+    tiles = scalars if isinstance(scalars, PrefillScalars) else None
+    return {
+        "of needed": round(moved / needed_bytes(case, tiles), 3),
+        "of least": round(moved / needed_bytes(case), 3),
+    }
 
 
 def kernel_memory(program: str) -> dict[str, Any]:
@@ -98,7 +114,8 @@ def kernel_memory(program: str) -> dict[str, Any]:
 def static_cost(name: str, chip: str, tool: str) -> dict[str, Any]:
     """The tool's figures: time and bytes of all kernels of the case, the longest one's bandwidth and spills.
 
-    What the tool could not follow of that one is said in `note`.
+    Bytes moved have operands in them that the compiler put into VMEM before the kernel starts. What the tool
+    could not follow of the longest kernel is said in `note`.
     """
     command = [sys.executable, tool, "check_kernels:for_cost_tool", "--topology", TPU_TOPOLOGIES[chip]]
     command += ["--kwargs", json.dumps({"name": name}), "--path", str(ROOT), "--path", str(ROOT / "scripts")]
@@ -113,9 +130,11 @@ def static_cost(name: str, chip: str, tool: str) -> dict[str, Any]:
     unknown = kernel["unknown_smem_loads"] + kernel["unknown_vector_to_scalar"]
     if unknown or kernel.get("sim_error"):
         return {"note": f"no cost: {unknown} scalars the tool cannot follow, error {kernel.get('sim_error')}"}
+    moved = ("hbm_read_bytes", "hbm_write_bytes", "operands_in_vmem_bytes")
     return {
         "us": round(sum(k["time_us"] for k in answer["kernels"]), 1),
         "read MB": round(sum(k["hbm_read_bytes"] for k in answer["kernels"]) / 1e6, 1),
+        "moved MB": sum(k.get(what, 0) for k in answer["kernels"] for what in moved) / 1e6,
         "bandwidth": round(kernel["hbm_utilisation"], 2),
         "bound": kernel["bound"],
         "spills": "{vmem} + {smem}".format(**kernel["spills"]),
