@@ -15,3 +15,10 @@ def why_not() -> str | None:
     if importlib.util.find_spec("numba") is None:
         return 'numba is not installed (pip install "jaxkv[cpu]")'
     return None
+
+
+def multiplies_bfloat16() -> bool:
+    """Whether these kernels, where they serve, multiply bfloat16 by an instruction made for it."""
+    from pallas_kernels.cpu.bfloat16_pairs import has_instruction
+
+    return has_instruction()

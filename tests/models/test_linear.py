@@ -24,6 +24,7 @@ class Vocabulary(nnx.Module):
     def __init__(self):
         weights = np.random.default_rng(0).normal(size=(OUT, IN))
         self.matrix = VocabularyMatrix(jnp.asarray(weights, "bfloat16"))
+        self.other = Matrix(jnp.asarray(weights, "bfloat16"))
 
 
 @pytest.mark.parametrize("rows", [1, 8, 70])
@@ -53,28 +54,37 @@ def test_arranging_again_changes_nothing():
     assert model.matrix[...] is once
 
 
-def test_a_bfloat16_vocabulary_lies_in_panels_where_numba_serves(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("why_not", "multiplies", "arranged"),
+    [("not installed", True, ()), (None, False, ("matrix",)), (None, True, ("matrix", "other"))],
+    ids=["no numba", "no instruction for pairs", "with it"],
+)
+def test_bfloat16_lies_in_panels_where_that_gains(
+    monkeypatch: pytest.MonkeyPatch, why_not: str | None, multiplies: bool, arranged: tuple[str, ...]
+):
     vocabulary = Vocabulary()
     plain = np.asarray(vocabulary.matrix[...], np.float64)
-    monkeypatch.setattr(available, "why_not", lambda: "not installed")
+    monkeypatch.setattr(available, "why_not", lambda: why_not)
+    monkeypatch.setattr(available, "multiplies_bfloat16", lambda: multiplies)
     arrange(vocabulary, "cpu")
-    assert vocabulary.matrix[...].shape == (OUT, IN)
-    monkeypatch.undo()
-    arrange(vocabulary, "cpu")
-    assert vocabulary.matrix[...].shape == (OUT // WIDTH, IN, WIDTH)
     x = jnp.asarray(np.random.default_rng(1).normal(size=(3, IN)), "bfloat16")
-    logits = jax.jit(vocabulary_logits)(x, vocabulary.matrix[...])
-    np.testing.assert_allclose(logits, np.asarray(x, np.float64) @ plain.T, rtol=1e-5, atol=1e-5)
     rows = jnp.array([5, OUT - 1])
-    np.testing.assert_array_equal(
-        np.asarray(look_up(vocabulary.matrix[...], rows), np.float64), plain[np.asarray(rows)]
-    )
+    for name in ("matrix", "other"):
+        matrix = getattr(vocabulary, name)[...]
+        assert matrix.shape == ((OUT // WIDTH, IN // 2, WIDTH, 2) if name in arranged else (OUT, IN))
+        logits = jax.jit(vocabulary_logits)(x, matrix)
+        expected = np.asarray(x, np.float64) @ plain.T
+        np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+        hidden = jax.jit(linear)(x, matrix)
+        assert hidden.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(hidden, np.float64), expected, rtol=2**-8, atol=1e-5)
+        np.testing.assert_array_equal(np.asarray(look_up(matrix, rows), np.float64), plain[np.asarray(rows)])
 
 
 @pytest.mark.parametrize(
     ("model", "platform"),
-    [(Model(), "tpu"), (Model("bfloat16"), "cpu"), (Model(out=50), "cpu")],
-    ids=["another platform", "bfloat16", "rows that do not fill panels"],
+    [(Model(), "tpu"), (Model("float16"), "cpu"), (Model(out=50), "cpu")],
+    ids=["another platform", "float16", "rows that do not fill panels"],
 )
 def test_what_gains_nothing_stays_as_it_is(model, platform):
     before = nnx.state(model)

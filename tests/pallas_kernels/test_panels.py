@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.panels import WIDTH, matrix_rows, multiply, to_panels
+from pallas_kernels.cpu import bfloat16_pairs, product
+from pallas_kernels.cpu.kernel import Kernel
+from pallas_kernels.panels import WIDTH, fits_panels, matrix_rows, multiply, to_panels
 from pallas_kernels.xla.panels import MANY_ROWS, ROWS_AT_ONCE
 
-OUT, IN = 5 * WIDTH, 41
+OUT, IN = 5 * WIDTH, 42
 
 
 def matrix(dtype: str, out: int = OUT, inputs: int = IN) -> jax.Array:
@@ -29,9 +31,27 @@ def test_numba_equals_the_definition(rows: int, dtype: str):
     np.testing.assert_allclose(product, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("features", "dtype"),
+    [("+avx512f", "bfloat16"), ("", "bfloat16"), ("", "float32")],
+    ids=["AVX-512 without bfloat16", "bfloat16 without either", "float32 without either"],
+)
+def test_other_processors_get_other_tiles(features: str, dtype: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bfloat16_pairs, "get_host_cpu_features", lambda: features)
+    monkeypatch.setattr(product, "_kernel", product._kernel.__wrapped__)
+    monkeypatch.setattr(product, "Kernel", lambda name, *rest: Kernel(f"{name}_{features}", *rest))
+    weights = matrix(dtype)
+    panels = to_panels(weights)
+    x = rows_of_x(13, dtype)
+    expected = np.asarray(x, np.float64) @ np.asarray(weights, np.float64).T
+    together = np.asarray(product.multiply(x, panels))
+    np.testing.assert_allclose(together, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("rows", [1, 8, MANY_ROWS, ROWS_AT_ONCE, 2 * ROWS_AT_ONCE + 3])
-def test_xla_equals_the_definition(rows: int):
-    x, weights = rows_of_x(rows, "float32"), matrix("float32")
+def test_xla_equals_the_definition(rows: int, dtype: str):
+    x, weights = rows_of_x(rows, dtype), matrix(dtype)
     product = jax.jit(lambda x, w: multiply(x, w, "xla"))(x, to_panels(weights))
     expected = np.asarray(x, np.float64) @ np.asarray(weights, np.float64).T
     np.testing.assert_allclose(product, expected, rtol=1e-5, atol=1e-5)
@@ -46,6 +66,15 @@ def test_numba_gives_a_row_the_same_bits_beside_any_others(dtype: str):
     together = np.asarray(product(x))
     for start, rows in ((0, 1), (1, 2), (3, 3), (6, 5), (11, 12)):
         np.testing.assert_array_equal(product(x[start : start + rows]), together[start : start + rows])
+
+
+@pytest.mark.parametrize("implementation", ["numba", "xla"])
+def test_pairs_can_meet_float32(implementation: str):
+    x, weights = rows_of_x(3, "float32"), matrix("bfloat16")
+    expected = np.asarray(x, np.float64) @ np.asarray(weights, np.float64).T
+    panels = to_panels(weights)
+    for given in (panels, panels.astype(jnp.float32)):
+        np.testing.assert_allclose(multiply(x, given, implementation), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_numba_sums_inputs_one_after_another():
@@ -63,12 +92,23 @@ def test_no_rows_are_no_products():
 def test_rows_of_panels_are_the_rows():
     weights = matrix("bfloat16")
     rows = jnp.array([0, OUT - 1, WIDTH - 1, WIDTH, 0])
-    np.testing.assert_array_equal(matrix_rows(to_panels(weights), rows), weights[rows])
+    for dtype in ("float32", "bfloat16"):
+        panels = to_panels(weights.astype(dtype))
+        np.testing.assert_array_equal(matrix_rows(panels, rows), weights[rows])
+
+
+def test_what_fits_panels():
+    assert fits_panels(matrix("float32", inputs=41))
+    assert fits_panels(matrix("bfloat16"))
+    assert not fits_panels(matrix("bfloat16", inputs=41))  # not in pairs
+    assert not fits_panels(matrix("float32", out=WIDTH + 1))
+    assert not fits_panels(matrix("float16"))
+    assert not fits_panels(to_panels(matrix("float32")))
 
 
 def test_what_does_not_fit_is_refused():
     panels = to_panels(matrix("float32"))
-    with pytest.raises(ValueError, match=r"x\[2, 7\] does not fit panels\[5, 41, 64\]"):
+    with pytest.raises(ValueError, match=r"x\[2, 7\] does not fit panels\[5, 42, 64\]"):
         multiply(jnp.zeros((2, 7)), panels)
     with pytest.raises(ValueError, match="weights are float16"):
         multiply(jnp.zeros((2, IN)), panels.astype("float16"), "numba")
