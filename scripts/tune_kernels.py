@@ -33,12 +33,13 @@ from sharded_cases import SHARDED_CASES  # noqa: E402
 
 from pallas_kernels.aot import TPU_TOPOLOGIES, tpu_mesh  # noqa: E402
 from pallas_kernels.tpu import decode_plan, prefill_plan  # noqa: E402
+from pallas_kernels.tpu.loaders import loader_of  # noqa: E402
 from pallas_kernels.tpu.tuning import TABLE, Sizes, forced, shape_of  # noqa: E402
 
 ALL_CASES: dict[str, Case] = {**CASES, **SHARDED_CASES}
 LEAST_GAIN = 0.03
 TOKENS = {"decode": (512, 1024, 2048, 4096), "prefill": (256, 512, 1024)}
-MOST = {"decode": (2, 4, 8, 16), "prefill": (256, 512, 1024)}
+MOST = {"decode": (2, 4, 8, 16), "prefill": (512, 1024, 2048)}
 
 
 class Cost(NamedTuple):
@@ -71,7 +72,9 @@ def kernel_of(case: Case) -> str:
 
 def rule_of(case: Case) -> Sizes:
     """The rule's sizes."""
-    return decode_plan.rule_of(case.layout) if case.new == 1 else prefill_plan.RULE
+    if case.new == 1:
+        return decode_plan.rule_of(case.layout)
+    return prefill_plan.rule_of(loader_of(case.layout, case.activation_dtype, apart=True))
 
 
 def buffers_of(case: Case, sizes: Sizes) -> tuple[int, int]:

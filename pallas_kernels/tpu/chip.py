@@ -3,6 +3,7 @@
 from jax.experimental.pallas import tpu as pltpu
 
 INTERPRETED_VMEM = 64 << 20
+INTERPRETED_MATRIX = 256
 
 
 def vmem_capacity() -> int:
@@ -11,6 +12,14 @@ def vmem_capacity() -> int:
         return pltpu.get_tpu_info().vmem_capacity_bytes
     except ValueError:  # jax's answer where there is no TPU
         return INTERPRETED_VMEM
+
+
+def matrix_width() -> int:
+    """Columns of a matrix unit: 128 up to v5, 256 after it and where kernels are interpreted."""
+    try:
+        return pltpu.get_tpu_info().mxu_column_size
+    except ValueError:
+        return INTERPRETED_MATRIX
 
 
 def chip_name() -> str:

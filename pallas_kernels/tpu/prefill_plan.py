@@ -4,17 +4,35 @@ import jax.numpy as jnp
 
 from pallas_kernels.layout import LANES
 from pallas_kernels.settings import AttentionSettings
-from pallas_kernels.tpu.chip import vmem_capacity, vmem_limit
-from pallas_kernels.tpu.loaders import loader_of
+from pallas_kernels.tpu.chip import matrix_width, vmem_capacity, vmem_limit
+from pallas_kernels.tpu.loaders import Loader, loader_of
 from pallas_kernels.tpu.operands import PAIRED_ROWS
 from pallas_kernels.tpu.prefill import PrefillPlan
 from pallas_kernels.tpu.prefill_math import PrefillMath
 from pallas_kernels.tpu.tuning import Sizes, sizes_of
 
-RULE = Sizes(tokens=512, most=512)  # of a chunk; query rows (tokens x group) of a tile and KV head, at most
+CHUNK_TOKENS = 1024  # at most
+SCORE_WIDTHS = 4  # of the matrix unit: columns of a KV head's scores, at most
+HEAD_ROWS = 2048  # of a KV head's scores, at most
+TILE_ROWS = 4096  # of all KV heads' scores, whose products are one long block of instructions
+TILE_QUERIES = (
+    512  # at most, as fewer cost as much; and half a window, as each is scored with all that others see
+)
 CHUNK_BYTES = 2 << 20  # of one of the two page buffers
-TILE_SHARE = 8  # of VMEM, at most one part in so many for the softmaxes of a tile
+TILE_SHARE = 8  # of VMEM, at most one part in so many for the softmaxes of a tile, and for a head's scores
 VMEM_SLACK = 16 << 20  # what the compiler spills
+
+
+def rule_of(loader: Loader) -> Sizes:
+    """The sizes for pages of `loader` where the table has none.
+
+    Scores of a KV head have a row for each query row and place that tokens have in a row of words, and a
+    column for each token of a place.
+    """
+    places = loader.places.count
+    tokens = min(CHUNK_TOKENS, SCORE_WIDTHS * matrix_width() * places)
+    rows = min(HEAD_ROWS, TILE_ROWS // loader.layout.num_kv_heads)
+    return Sizes(tokens=tokens, most=rows // places)
 
 
 def plan_prefill(
@@ -22,14 +40,27 @@ def plan_prefill(
 ) -> PrefillPlan:
     """The plan for a step of `tokens` tokens and tables of `table_width` entries; products are in `dtype`."""
     layout = settings.layout
-    sizes = sizes_of("prefill", settings, group, RULE)
     loader = loader_of(layout, dtype, apart=True)
+    sizes = sizes_of("prefill", settings, group, rule_of(loader))
     page_bytes = layout.used_rows * LANES * 4
     row_bytes = layout.num_kv_heads * loader.places.count * (loader.value_width + 2 * LANES) * 4
-    tile = max(1, min(sizes.most // group, vmem_capacity() // TILE_SHARE // row_bytes // group, tokens))
-    pages = max(min(sizes.tokens // layout.block_size, CHUNK_BYTES // page_bytes, table_width), 1)
-    pages = -(-pages // loader.whole_pages) * loader.whole_pages
+    share = vmem_capacity() // TILE_SHARE
+    most = TILE_QUERIES if settings.span is None else min(TILE_QUERIES, max(settings.span // 2, LANES))
+    rows = min(sizes.most, share // row_bytes, most * group)
+    tile = min(_power_of_two(max(rows // group, 1)), tokens)
     place_rows = -(-tile * group // PAIRED_ROWS) * PAIRED_ROWS
+    score_bytes = 4 * place_rows * layout.block_size  # of a page, for all places
+    pages = min(sizes.tokens // layout.block_size, CHUNK_BYTES // page_bytes, share // score_bytes)
+    pages = max(min(pages, table_width), 1)
+    whole = loader.whole_pages
+    if settings.span is None:
+        pages = _power_of_two(pages)
+    else:  # chunks of one size, so that a tile's last is not mostly empty
+        seen = min(-(-(settings.span - 1 + tile) // layout.block_size), table_width)
+        pages = -(-seen // -(-seen // pages))
+        of_tile = LANES * loader.places.count // layout.block_size
+        whole = max(whole, of_tile) if pages > of_tile else whole
+    pages = -(-pages // whole) * whole
     return PrefillPlan(
         math=PrefillMath(settings, loader, group, place_rows),
         tile=tile,
@@ -37,3 +68,10 @@ def plan_prefill(
         table_width=table_width,
         vmem_bytes=vmem_limit(2 * pages * page_bytes + 4 * place_rows * row_bytes + VMEM_SLACK),
     )
+
+
+def _power_of_two(size: int) -> int:
+    """The largest up to `size`: steps and contexts are mostly multiples of it, so that fewer tiles and chunks
+    are partly empty.
+    """
+    return 1 << (size.bit_length() - 1)

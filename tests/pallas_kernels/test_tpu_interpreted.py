@@ -22,7 +22,7 @@ def small_buffers(monkeypatch):
         monkeypatch.setattr(decode_plan, rule, Sizes(tokens=16, most=8))
     monkeypatch.setattr(decode_plan, "STEP_TOKENS", 32)
     monkeypatch.setattr(decode_plan, "SEQUENCES", 4)
-    monkeypatch.setattr(prefill_plan, "RULE", Sizes(tokens=16, most=16))
+    monkeypatch.setattr(prefill_plan, "rule_of", lambda loader: Sizes(tokens=16, most=16))
     monkeypatch.setattr(page_writer, "MIXED_BYTES", 1)
 
 
@@ -131,7 +131,7 @@ def test_decodes_of_every_length_around_a_page():
 
 @pytest.mark.parametrize("chunk", [None, 160])
 def test_prefill_in_chunks_of_whole_tiles(monkeypatch, chunk):
-    monkeypatch.setattr(prefill_plan, "RULE", Sizes(tokens=128, most=16))
+    monkeypatch.setattr(prefill_plan, "rule_of", lambda loader: Sizes(tokens=128, most=16))
     step = make_step(
         seq_lens=[170],
         query_lens=[15],

@@ -25,7 +25,7 @@ def small_buffers(monkeypatch):
     monkeypatch.setattr(decode_plan, "RULE", Sizes(tokens=256, most=8))
     monkeypatch.setattr(decode_plan, "STEP_TOKENS", 512)
     monkeypatch.setattr(decode_plan, "SEQUENCES", 4)
-    monkeypatch.setattr(prefill_plan, "RULE", Sizes(tokens=256, most=16))
+    monkeypatch.setattr(prefill_plan, "rule_of", lambda loader: Sizes(tokens=256, most=16))
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def small_buffers(monkeypatch):
     for rule in ("RULE", "LATENT_RULE"):
         monkeypatch.setattr(decode_plan, rule, Sizes(tokens=16, most=2))
     monkeypatch.setattr(decode_plan, "SEQUENCES", 4)
-    monkeypatch.setattr(prefill_plan, "RULE", Sizes(tokens=16, most=16))
+    monkeypatch.setattr(prefill_plan, "rule_of", lambda loader: Sizes(tokens=16, most=16))
 
 
 def check(step: Step, written: np.ndarray, **rest) -> None:
