@@ -3,10 +3,11 @@
 Addresses are int64 and in bytes. Nothing is checked.
 """
 
+import ctypes
 from typing import Any
 
 from llvmlite import ir
-from numba import types
+from numba import njit, types
 from numba.core import cgutils
 
 from pallas_kernels.cpu.instruction import instruction
@@ -80,3 +81,25 @@ def call(builder: Any, function: Any, argument: Any) -> Any:
 def words_on_stack(builder: Any) -> Any:
     """The address of eight words that last until the calling function returns."""
     return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(INT64, 8)), INT64)
+
+
+def of_c(name: str) -> int:
+    """The address of a function of the C library, for `call`."""
+    address = ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value
+    assert address is not None  # of a function that was found
+    return address
+
+
+_MALLOC, _FREE = of_c("malloc"), of_c("free")
+
+
+@njit
+def allocate(size):
+    """The address of so many bytes, which `free` gives back."""
+    return call(_MALLOC, size)
+
+
+@njit
+def free(address):
+    """Gives back what `allocate` gave."""
+    call(_FREE, address)

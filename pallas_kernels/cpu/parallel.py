@@ -4,24 +4,23 @@ The calling thread works, too, and waits only for pieces that another thread has
 pool starts late finds nothing left. What the tasks share is therefore freed by whoever lets go of it last.
 """
 
-import ctypes
 from typing import Any
 
 from numba import cfunc, njit, types
 
 from pallas_kernels.cpu import frame as frames
-from pallas_kernels.cpu.memory import atomic_add, call, load_int64, store_int64, words_on_stack
+from pallas_kernels.cpu.memory import (
+    allocate,
+    atomic_add,
+    call,
+    free,
+    load_int64,
+    of_c,
+    store_int64,
+    words_on_stack,
+)
 
-_C = ctypes.CDLL(None)
-
-
-def _address(function: Any) -> int:
-    address = ctypes.cast(function, ctypes.c_void_p).value
-    assert address is not None  # of a function that was found
-    return address
-
-
-_MALLOC, _FREE, _YIELD = _address(_C.malloc), _address(_C.free), _address(_C.sched_yield)
+_YIELD = of_c("sched_yield")
 
 # What the tasks of a call share, in bytes from its start: next piece, pieces done, holders, pieces, frame.
 _NEXT, _DONE, _HOLDERS, _COUNT, _FRAME, _BYTES = 0, 8, 16, 24, 32, 40
@@ -72,7 +71,7 @@ def _destroy(frame, error):
 @njit
 def _let_go(shared):
     if atomic_add(shared + _HOLDERS, -1) == 1:
-        call(_FREE, shared)
+        free(shared)
 
 
 def make_handler(pieces: Any, work: Any) -> list[Any]:
@@ -108,7 +107,7 @@ def make_handler(pieces: Any, work: Any) -> list[Any]:
             for piece in range(count):
                 work(frame, piece)
             return 0
-        shared = call(_MALLOC, _BYTES)
+        shared = allocate(_BYTES)
         store_int64(shared + _NEXT, 0)
         store_int64(shared + _DONE, 0)
         store_int64(shared + _HOLDERS, helpers + 1)

@@ -2,6 +2,7 @@
 
 from pallas_kernels.recurrent.choice import Implementation
 from pallas_kernels.recurrent.conv_delta import in_turn
+from pallas_kernels.recurrent.cpu.operations import refuses_columns, selective_scan_numba
 from pallas_kernels.recurrent.gpu.decode import gated_delta_rule_gpu, selective_scan_gpu, ssd_gpu
 from pallas_kernels.recurrent.gpu.support import refuses_lines
 from pallas_kernels.recurrent.inputs import scaled_first
@@ -37,6 +38,7 @@ SELECTIVE_SCAN = {
     "xla": Implementation(selective_scan_xla),
     "pallas_tpu": Implementation(selective_scan_tpu, refuses_selective),
     "pallas_gpu": Implementation(selective_scan_gpu, refuses_lines),
+    "numba": Implementation(selective_scan_numba, refuses_columns),
 }
 SSD = {
     "reference": Implementation(ssd_reference),

@@ -53,7 +53,8 @@ def test_a_state_that_pallas_does_not_serve(known, place, key_heads, reason, mon
 
 def test_a_platform_takes_its_own_form(monkeypatch):
     place = place_of((1024, 16))
-    assert choice.choose(SELECTIVE_SCAN, place, None) is SELECTIVE_SCAN["xla"].run
+    assert choice.choose(SELECTIVE_SCAN, place, None) is SELECTIVE_SCAN["numba"].run
+    assert choice.choose(CAUSAL_CONV1D, place, None) is CAUSAL_CONV1D["xla"].run
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
     assert choice.choose(SELECTIVE_SCAN, place, None) is SELECTIVE_SCAN["pallas_tpu"].run
     with pytest.raises(ValueError, match="unknown implementation 'cuda', known: reference, xla, pallas_tpu"):

@@ -1,0 +1,1 @@
+"""Recurrent operations by kernels that numba compiles. Only `operations` and `units` need no numba."""
