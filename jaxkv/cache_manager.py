@@ -269,9 +269,9 @@ class KVCacheManager:
         """
         row = self.find_row(request)
         if row >= 0:
-            if self._caches_inside_blocks or self.rows.position[row] >= self.rows.cache_at[row]:
-                self.upkeep.cache_row(row)
             hashes = request.block_hashes(self.hasher) if self.enable_caching else []
+            if self._caches_inside_blocks or self.rows.position.item(row) >= self.rows.cache_at.item(row):
+                self.upkeep.cache_row_of(row, hashes)
             if self.enable_caching and not self.retention.is_dense and row not in self.upkeep.delayed:
                 keep_end(self, row, hashes, resumes=resumes)
             if self._observer is not None:

@@ -134,7 +134,7 @@ class Published(EvictionPolicy):
         return boundaries
 
     def order(self, freed: list[Units]) -> NDArray[np.intp]:
-        return np.concatenate([units.leaders for units in freed])
+        return np.concatenate([np.asarray(units.leaders, np.intp) for units in freed])
 
 
 class FlopsPerByte(EvictionPolicy):

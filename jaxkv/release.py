@@ -17,7 +17,7 @@ def keep_end(cache: "KVCacheManager", row: int, hashes: list[bytes], *, resumes:
     known = min(cache.rows.position.item(row), len(hashes) * unit)
     end = cache.lookup.replay_boundary(known + 1)
     # An answer that fills no block ends where its prompt does: who goes on there goes on from the prompt.
-    is_new = end > max(info.boundaries, default=0)
+    is_new = end > (info.boundaries[-1] if info.boundaries else 0)
     if is_new and (resumes or cache.eviction.wants_end(hashes[end // unit - 1])):
         info.boundaries = (*info.boundaries, end)
         for manager in cache.retained_managers:
@@ -48,17 +48,16 @@ def _left_behind(cache: "KVCacheManager", row: int, hashes: list[bytes]) -> list
     """
     if not cache.retained_managers:
         return []
-    pool, info, step = cache.pool, cache.rows.info(row), cache.chunk_alignment
+    info, step = cache.rows.info(row), cache.chunk_alignment
     longest = len(hashes) * cache.hasher.hash_block_size
     # A connector may have brought tokens up to any place.
     reached = {info.start, *info.boundaries}
     boundaries = [n for n in reached if 0 < n <= longest and n % step == 0]
+    is_strong, num_holders = cache.pool.strong.item, cache.pool.holders.item
     left: list[Units] = []
     for manager in cache.retained_managers:
-        leaders, ranks = manager.serving(row, hashes, boundaries)
-        if not len(leaders):
-            continue
-        (free,) = (pool.strong[leaders] & (pool.holders[leaders] < 0)).nonzero()
-        if len(free):
-            left.append(Units(leaders[free], [ranks[index] for index in free.tolist()]))
+        serving = manager.serving(row, hashes, boundaries)
+        free = [leader for leader in serving if num_holders(leader) < 0 and is_strong(leader)]
+        if free:
+            left.append(Units(free, [serving[leader] for leader in free]))
     return left

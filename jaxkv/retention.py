@@ -79,8 +79,11 @@ class Retention(NamedTuple):
         return sorted(wanted)
 
     def last_wanted(self, known: int, boundaries: Sequence[int]) -> int:
-        """The highest position up to `known` at which a hit is wanted; not for dense."""
-        last = max(boundaries, default=0)
+        """The highest position up to `known` at which a hit is wanted; not for dense.
+
+        boundaries: ascending.
+        """
+        last = boundaries[-1] if boundaries else 0
         return max(last, known // self.interval * self.interval) if self.interval else last
 
     def wanted_blocks(

@@ -79,11 +79,15 @@ class Upkeep:
 
     def cache_row(self, row: int) -> None:
         """Caches what the row has completed, unless that is put off."""
+        self.cache_row_of(row, self._rows.info(row).request.block_hashes(self._hasher))
+
+    def cache_row_of(self, row: int, hashes: list[bytes]) -> None:
+        """`cache_row` where the request's hashes are at hand."""
         if self._cacheable and row not in self.delayed:
-            position = self._rows.position.item(row)
-            filled = self._filled(row, position, position, self._rows.last_step.item(row))
-            if filled.info.looked_at != (position, len(filled.hashes)):
-                self._cache(row, filled)
+            position, info = self._rows.position.item(row), self._rows.info(row)
+            if info.looked_at != (position, len(hashes)):
+                ready_step = self._rows.last_step.item(row) + 1 if self._clock.step else 0
+                self._cache(row, Filled(info, hashes, position, position, ready_step))
 
     def cache_tokens(self, row: int, num_tokens: int) -> None:
         """Caches what the row's first `num_tokens` tokens filled."""

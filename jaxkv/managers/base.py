@@ -308,8 +308,10 @@ class Manager(ABC):
         """What serves a hit of `boundary` tokens is wanted from now on."""
 
     @abstractmethod
-    def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> Units:
-        """The cached units that serve hits at these boundaries of the row's tokens, but for its own."""
+    def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> dict[int, int]:
+        """The cached units that serve hits at these boundaries of the row's tokens: their ranks by leader, in
+        ascending order; those of attention but for the row's own.
+        """
 
     @abstractmethod
     def capacity(self, row: int) -> int:

@@ -35,7 +35,7 @@ class FullAttentionManager(PositionalManager):
         first = cdiv(num_tokens + self.eagle_margin, self.block_size)
         pool = self.pool
         for leader in self.units_of(row)[first:].tolist():
-            if pool.holders[leader] == 1:
+            if pool.holders.item(leader) == 1:
                 pool.strong[leader] = False
 
     def finder(self, hashes: list[bytes]) -> "FullFinder":

@@ -106,7 +106,7 @@ class MambaManager(Manager):
             units = [*((NEVER, leader) for leader in reversed(scratch)), *units]
         self._checkpoints.pop(row, None)
         self.current[row] = self.previous[row] = NO_STATE
-        return Units(np.array([leader for _, leader in units], np.intp), [-end for end, _ in units])
+        return Units([leader for _, leader in units], [-end for end, _ in units])
 
     def units_of(self, row: int) -> NDArray[np.int32]:
         states = np.array([leader for _, leader in self._positions(row)], np.int32)
@@ -133,11 +133,13 @@ class MambaManager(Manager):
         The state that a step reads may have the position of one that it leaves inside its chunk.
         """
         units: list[tuple[int, int]] = []
-        if self.previous[row] != NO_STATE:
-            units.append((self.previous_position.item(row), self.previous.item(row)))
-        units += self._checkpoints.get(row, {}).items()
-        if self.current[row] != NO_STATE:
-            units.append((self.limit.item(row), self.current.item(row)))
+        previous, current = self.previous.item(row), self.current.item(row)
+        if previous != NO_STATE:
+            units.append((self.previous_position.item(row), previous))
+        if row in self._checkpoints:
+            units += self._checkpoints[row].items()
+        if current != NO_STATE:
+            units.append((self.limit.item(row), current))
         return units
 
     def step_units(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> StateUnits:
@@ -253,14 +255,14 @@ class MambaManager(Manager):
         if leader is not None:
             self.pool.promote(leader)
 
-    def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> Units:
+    def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> dict[int, int]:
         unit, units = self.context.hash_block_size, self.index.units
         found: dict[int, int] = {}
         for boundary in sorted(boundaries, reverse=True):
             leader = units.get(hashes[boundary // unit - 1])
-            if leader is not None and self.pool.holders[leader] < 0:
+            if leader is not None:
                 found[leader] = -boundary
-        return Units.ranked(found)
+        return found
 
     def capacity(self, row: int) -> int:
         return self.limit.item(row)

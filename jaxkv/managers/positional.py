@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from jaxkv.arrays import grown
 from jaxkv.managers.base import Filled, HitPart, Manager, ManagerContext, Span
-from jaxkv.pool import NOTHING, Units
+from jaxkv.pool import Units
 from jaxkv.specs import AttentionSpec, cdiv
 
 
@@ -256,7 +256,7 @@ class PositionalManager(Manager):
             # The row holds them, so they are in no queue.
             self.pool.strong[leaders[self.pool.cached[leaders]]] = True
 
-    def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> Units:
+    def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> dict[int, int]:
         size, scale, units = self.block_size, self.hashes_per_block, self.index.units
         first = self.first_block.item(row)
         blocks: set[int] = set()
@@ -264,14 +264,12 @@ class PositionalManager(Manager):
             low = self.first_needed(boundary) // size
             if low < first:
                 blocks.update(range(low, min(boundary // size, first)))
-        if not blocks:
-            return NOTHING
         found: dict[int, int] = {}
         for block in sorted(blocks, reverse=True):
             leader = units.get(hashes[block * scale + scale - 1])
             if leader is not None:
                 found[leader] = -(block + 1) * size
-        return Units.ranked(found)
+        return found
 
     def capacity(self, row: int) -> int:
         return (self.first_block.item(row) + self.count.item(row)) * self.block_size

@@ -80,7 +80,7 @@ class PrivateManager(Manager):
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
         """Nothing is shared."""
 
-    def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> Units:
+    def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> dict[int, int]:
         raise NotImplementedError(f"{self.spec.kind} groups take no part in prefix caching")
 
     def capacity(self, row: int) -> int:

@@ -1,11 +1,10 @@
 """The block pool: ids, reference counts, what is free and in which order it is given out."""
 
 from jaxkv.pool.block_pool import MAX_BLOCKS, NOT_CACHED, NULL_BLOCK, BlockPool, EvictionListener
-from jaxkv.pool.units import NOTHING, Units, by_end
+from jaxkv.pool.units import Units, by_end
 
 __all__ = [
     "MAX_BLOCKS",
-    "NOTHING",
     "NOT_CACHED",
     "NULL_BLOCK",
     "BlockPool",

@@ -226,7 +226,7 @@ class BlockPool:
         first = chosen.find(1)
         if first < 0:
             return leaders, leaders[:0]
-        if 0 not in chosen[first:]:
+        if chosen.find(0, first) < 0:
             # Usual: what a request has not filled, and what lies beyond its boundaries, comes first.
             return leaders[:first], leaders[first:]
         mask = np.frombuffer(chosen, np.bool_)
@@ -250,7 +250,7 @@ class BlockPool:
 
     def _let_go_unwanted_one(self, leader: int) -> None:
         """`_let_go_unwanted` of one unit."""
-        if self.cached[leader]:
+        if self.cached.item(leader):
             self._weak.push_one(leader, self._time)
             self._time += 1
         else:

@@ -1,7 +1,6 @@
 """What a request gives up, and in which order."""
 
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,45 +10,75 @@ from numpy.typing import NDArray
 class Units(NamedTuple):
     """Different units of one manager, those of the last tokens first.
 
-    leaders: intp[n]. ranks: minus the token position where each ends.
+    leaders: intp[n] where the ranks have a step, a list where they are single ones.
+    ranks: minus the token position where each ends.
     """
 
-    leaders: NDArray[np.intp]
+    leaders: NDArray[np.intp] | list[int]
     ranks: Sequence[int]
-
-    @classmethod
-    def ranked(cls, ranks: Mapping[int, int]) -> "Units":
-        """These leaders with their ranks, which ascend."""
-        return cls(np.array([*ranks], np.intp), [*ranks.values()]) if ranks else NOTHING
 
     def first(self, n: int) -> "Units":
         """The first n of them."""
         return Units(self.leaders[:n], self.ranks[:n])
 
 
-NOTHING = Units(np.empty(0, np.intp), ())
-
-
-def _length(units: Units) -> int:
-    return len(units.leaders)
+_FEW = 128
+"""So many units are sorted without arrays: once a request, when nothing that numpy's sorting uses is in the
+processor's caches, that takes a fraction of the time.
+"""
 
 
 def by_end(parts: Sequence[Units]) -> NDArray[np.intp]:
     """intp[n]: the leaders of all parts, those that end last first; of equal ends the first part's first."""
-    longest = max(parts, key=_length)
-    others = [units for units in parts if units is not longest and len(units.leaders)]
-    if not others:
-        return longest.leaders
-    # Only what the other parts reach among has to be put in order: the end of a long prompt.
-    num_first = bisect_right(longest.ranks, max(units.ranks[-1] for units in others))
-    heads = [units if units is not longest else longest.first(num_first) for units in parts]
-    order = np.concatenate([_as_array(units.ranks) for units in heads]).argsort(kind="stable")
-    leaders = np.concatenate([*(units.leaders for units in heads), longest.leaders[num_first:]])
-    leaders[: len(order)] = leaders[order]
-    return leaders
+    num_units, last = 0, None
+    runs: list[tuple[NDArray[np.intp] | list[int], range]] = []
+    for leaders, ranks in parts:
+        num_units += len(leaders)
+        if type(ranks) is range:
+            if ranks:
+                runs.append((leaders, ranks))
+        elif ranks and (last is None or ranks[-1] > last):
+            last = ranks[-1]
+    if len(runs) == 1 and len(runs[0][1]) == num_units:
+        return np.asarray(runs[0][0], np.intp)
+    order = np.empty(num_units, np.intp)
+    if not _begin_alike(runs):
+        order[:] = _sorted(parts)
+        return order
+    done = start = 0
+    if last is not None:
+        # Only what single units are among has to be sorted: usually the end of a long prompt.
+        ranks = runs[0][1]
+        start = max(0, (last - ranks.start) // ranks.step + 1)
+        first = _sorted([u if type(u.ranks) is not range else u.first(start) for u in parts])
+        done = len(first)
+        order[:done] = first
+    # One unit of each run in turn, as long as all have one.
+    while runs:
+        stop, turns = min([len(ranks) for _, ranks in runs]), len(runs)
+        if stop > start:
+            begin, done = done, done + (stop - start) * turns
+            for place, (leaders, _) in enumerate(runs):
+                order[begin + place : done : turns] = leaders[start:stop]
+            start = stop
+        runs = [run for run in runs if len(run[1]) > stop]
+    return order
 
 
-def _as_array(ranks: Sequence[int]) -> NDArray[np.int64]:
-    if isinstance(ranks, range):
-        return np.arange(ranks.start, ranks.stop, ranks.step)
-    return np.array(ranks, np.int64)
+def _begin_alike(runs: Sequence[tuple[object, range]]) -> bool:
+    """Usual: equal block sizes, and all reach the end."""
+    return len({(ranks.start, ranks.step) for _, ranks in runs}) == 1
+
+
+def _sorted(parts: Sequence[Units]) -> list[int] | NDArray[np.intp]:
+    """`by_end` of any units."""
+    ranks: list[int] = []
+    for units in parts:
+        ranks += units.ranks
+    if len(ranks) > _FEW:
+        leaders = np.concatenate([np.asarray(units.leaders, np.intp) for units in parts])
+        return leaders[np.array(ranks).argsort(kind="stable")]
+    few: list[int] = []
+    for units in parts:
+        few += units.leaders if isinstance(units.leaders, list) else units.leaders.tolist()
+    return [few[index] for index in sorted(range(len(few)), key=ranks.__getitem__)]
