@@ -6,7 +6,7 @@
 Costs are modelled times (see `check_kernels.py`) or, with `--device`, times on this machine's TPU. For each
 shape it varies tokens and then numbers (`pallas_kernels/tpu/tuning.py`), and keeps what gains 3 % or more.
 Sizes that come to the same buffers are looked at once; none but the rule's where that is as fast as memory.
-`--write` puts the rows into `pallas_kernels/tpu/tuned.json`, in place of those of the same shapes.
+`--write` puts the rows into `pallas_kernels/tpu/tuned.json`, in place of those of all shapes it looked at.
 """
 
 import argparse
@@ -166,6 +166,7 @@ def main() -> int:
     if args.device and jax.default_backend() != "tpu":
         parser.error(f"--device needs a TPU, JAX sees {jax.default_backend()}")
 
+    shapes: list[dict[str, Any]] = []
     rows: list[dict[str, Any]] = []
     for name, case in ALL_CASES.items():
         if args.only not in name or case.kernel != "attention":
@@ -179,20 +180,20 @@ def main() -> int:
         if tuned is None:
             print(f"{name}: the rule's sizes have no cost", file=sys.stderr)
             continue
+        shapes.append(shape._asdict())
         us = {"rule": tuned.rule.us, "tuned": tuned.best.us}
         print(f"{name}: rule {us['rule']:.1f} us, {tuned.sizes} {us['tuned']:.1f} us", flush=True)
         if us["tuned"] > (1 - LEAST_GAIN) * us["rule"]:
             continue
         by = "device" if args.device else "model"
-        rows.append({"shape": shape._asdict(), "sizes": tuned.sizes._asdict(), "us": us, "by": by})
+        rows.append({"shape": shapes[-1], "sizes": tuned.sizes._asdict(), "us": us, "by": by})
     if args.write:
-        write(rows)
+        write(rows, shapes)
     return 0
 
 
-def write(rows: list[dict[str, Any]]) -> None:
-    """Puts the rows into the table, one a line."""
-    shapes = [row["shape"] for row in rows]
+def write(rows: list[dict[str, Any]], shapes: list[dict[str, Any]]) -> None:
+    """Puts the rows into the table, one a line, in place of those of `shapes`."""
     kept = [row for row in json.loads(TABLE.read_text(encoding="utf-8")) if row["shape"] not in shapes]
     lines = ",\n".join(json.dumps(row) for row in [*kept, *rows])
     TABLE.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
