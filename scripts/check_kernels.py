@@ -114,8 +114,8 @@ def kernel_memory(program: str) -> dict[str, Any]:
 def static_cost(name: str, chip: str, tool: str) -> dict[str, Any]:
     """The tool's figures: time and bytes of all kernels of the case, the longest one's bandwidth and spills.
 
-    Bytes moved are the kernels' own: an operand that the compiler put into VMEM before (q, mostly on tpu7x) is
-    not in them. What the tool could not follow of the longest kernel is said in `note`.
+    Bytes moved are the kernels' own: an operand that the compiler put into VMEM before (q, mostly on tpu7x)
+    is not in them. What the tool could not follow of the longest kernel is said in `note`.
     """
     command = [sys.executable, tool, "check_kernels:for_cost_tool", "--topology", TPU_TOPOLOGIES[chip]]
     command += ["--kwargs", json.dumps({"name": name}), "--path", str(ROOT), "--path", str(ROOT / "scripts")]
