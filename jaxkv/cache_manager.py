@@ -281,12 +281,15 @@ class KVCacheManager:
             self.upkeep.delayed.discard(row)
 
     def reset_prefix_cache(self) -> bool:
-        """Forgets everything cached. False, and nothing forgotten, while any request holds blocks."""
+        """Forgets everything cached, and what the eviction policy learned from earlier requests: what follows
+        is decided as in a new cache. False, and nothing forgotten, while any request holds blocks.
+        """
         if len(self.rows) or self.copies.held() or self.computed:
             return False
         mark = self._events.mark() if self._events is not None else 0
         for manager in self.managers:
             self.pool.forget(manager.number, self.pool.cached_units(manager.number))
+        self.eviction.forget()
         if self._events is not None:
             self._events.cleared(mark)
         return True

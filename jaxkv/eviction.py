@@ -56,6 +56,10 @@ class EvictionPolicy:
         """Called once, before the first request."""
         self._lower_from = lower_boundaries_from(cache.plan, cache.chunk_alignment)
 
+    def forget(self) -> None:
+        """What was learned from earlier requests is forgotten, as if there had been none."""
+        self._continuations = Continuations()
+
     def admitted(self, cache: "KVCacheManager", request: "CacheRequest", parts: Sequence[HitPart]) -> None:
         """A request has got its first blocks, these parts of a hit among them."""
         if cache.retention.is_dense:
@@ -161,6 +165,11 @@ class FlopsPerByte(EvictionPolicy):
         cache.pool.credits = [
             int(level * self.share_per_level * cache.pool.num_blocks) for level in range(self.num_levels)
         ]
+
+    def forget(self) -> None:
+        super().forget()
+        self._mean = 0.0
+        self._num = 0
 
     def level(self, cache: "KVCacheManager", row: int) -> int:
         held = sum(len(manager.units_of(row)) * manager.width for manager in cache.managers)

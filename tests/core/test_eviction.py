@@ -66,6 +66,30 @@ def test_ends_of_answers_are_kept_as_long_as_requests_go_on_from_them() -> None:
         assert kept == ([False] + [True] * 35 if not changed else [False] * 36)
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_cache_that_was_reset_decides_like_a_new_one(policy: str) -> None:
+    """Chats go on from their answers; then other ones begin, in a pool that is too small for all of them."""
+
+    def chats(served: Driver, num_chats: int, num_turns: int, seed: int) -> list[int]:
+        hits = []
+        for turn in range(num_turns):
+            for chat in range(num_chats):
+                first = seed + 100 * chat
+                history = seq(first, 21 + 4 * chat)
+                for earlier in range(turn):
+                    history = history + seq(first + 2 * earlier + 1, 16)
+                hits.append(served.hit(history))
+                request = served.run(history)
+                served.decode(request, seq(first + 2 * turn + 1, 8 if turn % 2 else 16))
+                served.cache.free(request)
+        return hits
+
+    reset, new = (driver(policy, full(), window(8), mamba(), num_blocks=120) for _ in range(2))
+    chats(reset, 3, 4, 10_000)
+    assert reset.cache.reset_prefix_cache()
+    assert chats(reset, 6, 4, 50_000) == chats(new, 6, 4, 50_000)
+
+
 def test_a_request_that_resumes_is_learned_from_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it is preempted, one prompt went on from where it did."""
     learned: list[str] = []
