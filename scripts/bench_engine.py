@@ -50,6 +50,7 @@ class Ours:
             max_model_len=LONG_PROMPT + 64,
             max_num_seqs=MAX_NUM_SEQS,
             max_num_batched_tokens=CHUNK,
+            async_scheduling=True,
             decode_buckets=(1, MAX_NUM_SEQS),
             prefill_buckets=(64, CHUNK),
             progress=sys.stderr.isatty(),
