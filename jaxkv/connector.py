@@ -130,7 +130,7 @@ def blocks_to_save(cache: KVCacheManager, request: CacheRequest) -> list[NamedBl
     found: list[NamedBlocks] = []
     for manager in _cacheable(cache):
         for leader in manager.units_of(row).tolist():
-            block_hash = cache.pool.hash_of.item(leader)
+            block_hash = manager.index.hash_of(leader)
             if block_hash is not None:
                 found += _named(manager, block_hash, leader)
     return found

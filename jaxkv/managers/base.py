@@ -35,6 +35,9 @@ class HitPart(NamedTuple):
     length: int = 0
 
 
+_MANY = 16
+"""Fewer unwanted units are entered in the index at once."""
+
 NEVER = 2**62
 """More tokens than any request has."""
 
@@ -202,7 +205,12 @@ class Manager(ABC):
                 ready_step = ready_step[strong]
             strong = True
         index = leaders.astype(np.intp)
-        self.index.add(keys, index)
+        # Unwanted ones are often given out before anybody looks for them.
+        is_late = strong is False and ready_step is None and not self._watched
+        if is_late and len(keys) >= _MANY and not self.context.computed.are_wanted:
+            self.index.add_late(keys, index)
+        else:
+            self.index.add(keys, index)
         self.pool.set_cached(index, strong, ready_step)
         self._tell_cached(index, keys)
 

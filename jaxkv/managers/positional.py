@@ -257,14 +257,14 @@ class PositionalManager(Manager):
             self.pool.strong[leaders[self.pool.cached[leaders]]] = True
 
     def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> dict[int, int]:
-        size, scale, units = self.block_size, self.hashes_per_block, self.index.units
-        first = self.first_block.item(row)
+        size, scale, first = self.block_size, self.hashes_per_block, self.first_block.item(row)
         blocks: set[int] = set()
         for boundary in boundaries:
             low = self.first_needed(boundary) // size
             if low < first:
                 blocks.update(range(low, min(boundary // size, first)))
         found: dict[int, int] = {}
+        units = self.index.units if blocks else {}
         for block in sorted(blocks, reverse=True):
             leader = units.get(hashes[block * scale + scale - 1])
             if leader is not None:

@@ -11,6 +11,9 @@ from jaxkv.pool import BlockPool
 
 NOT_READY = -1
 
+_MOST_LATE = 32
+"""So many batches of units wait at most to be entered."""
+
 
 class _Recorded(NamedTuple):
     """A unit that holds a prefix in its leading tokens, and the first step that may read them."""
@@ -19,22 +22,75 @@ class _Recorded(NamedTuple):
     ready_step: int
 
 
+class _Batch(NamedTuple):
+    """Units that are not entered yet. number: above 0, and above those of all earlier batches."""
+
+    number: int
+    hashes: list[bytes]
+    leaders: NDArray[np.integer]
+
+
 class PrefixIndex:
     """Which unit holds the block that ends a prefix of a given hash.
 
-    units: hash -> leader. Where two units have one hash both are kept; the first one cached is found. Read it
-    directly: `map(index.units.get, hashes)` is the fastest look-up there is.
+    Units that are likely to be given out before anybody looks for them can be added without being entered:
+    that follows when the index is first read or added to otherwise, for those that are still there.
     """
 
     def __init__(self, pool: BlockPool) -> None:
         self._pool = pool
-        self.units: dict[bytes, int] = {}
+        self._units: dict[bytes, int] = {}
+        self._late: list[_Batch] = []
+        self._num_batches = 0
+        # By leader: the batch in which a unit waits to be entered, 0 for all others.
+        self._batch_of: NDArray[np.int64] = np.zeros(pool.num_blocks, np.int64)
         self._duplicates: dict[bytes, list[int]] = {}
         self._partial: dict[bytes, list[_Recorded]] = {}
         self._partial_hashes: dict[int, list[bytes]] = {}
 
+    @property
+    def units(self) -> dict[bytes, int]:
+        """hash -> leader. Where two units have one hash both are kept; the first one cached is found. Read it
+        directly: `map(index.units.get, hashes)` is the fastest look-up there is.
+        """
+        if self._late:
+            self._enter_late()
+        return self._units
+
     def __len__(self) -> int:
         return len(self.units)
+
+    def hash_of(self, leader: int) -> bytes | None:
+        """The hash that a unit is found by; None for one without."""
+        if self._late:
+            self._enter_late()
+        return self._pool.hash_of.item(leader)
+
+    def add_late(self, hashes: list[bytes], leaders: NDArray[np.integer]) -> None:
+        """`add` that costs little as long as nobody reads the index."""
+        if len(self._late) == _MOST_LATE:
+            self._enter_late()
+        self._num_batches += 1
+        self._batch_of[leaders] = self._num_batches
+        self._late.append(_Batch(self._num_batches, hashes, leaders))
+
+    def _enter_late(self) -> None:
+        """Enters the units that have waited and were not forgotten meanwhile."""
+        late, self._late = self._late, []
+        for number, hashes, leaders in late:
+            there = self._batch_of[leaders] == number
+            self._batch_of[leaders[there]] = 0
+            if not there.all():
+                hashes = [block_hash for block_hash, is_there in zip(hashes, there, strict=True) if is_there]
+                leaders = leaders[there]
+            if hashes:
+                self.add(hashes, leaders)
+
+    def _forget_late(self, leaders: NDArray[np.integer]) -> NDArray[np.integer]:
+        """Forgets units that have not been entered; returns the others."""
+        batches = self._batch_of[leaders]
+        self._batch_of[leaders] = 0
+        return leaders[batches == 0]
 
     def add(self, hashes: list[bytes], leaders: NDArray[np.integer]) -> None:
         """Records units that were not in the index. Some may be equal: of two requests that decode alike."""
@@ -57,6 +113,10 @@ class PrefixIndex:
         """Forgets units, or one; returns the hashes that no unit has any more."""
         if isinstance(leaders, int):
             return self._remove_one(leaders)
+        if self._late:
+            leaders = self._forget_late(leaders)
+            if not len(leaders):
+                return []
         gone: list[bytes] = self._pool.hash_of[leaders].tolist()
         self._pool.hash_of[leaders] = None
         if self._partial_hashes:
@@ -66,17 +126,17 @@ class PrefixIndex:
             gone, leaders = _without_none(gone, leaders)
         if self._duplicates:
             gone = self._pass_on(gone, leaders.tolist())
-        units = self.units
+        units = self._units
         for block_hash in gone:
             del units[block_hash]
         return gone
 
     def _remove_one(self, leader: int) -> list[bytes]:
         """`remove` of one unit."""
-        if self._partial_hashes or self._duplicates:
+        if self._partial_hashes or self._duplicates or self._late:
             return self.remove(np.array([leader]))
         gone: bytes = self._pool.hash_of[leader]
-        del self.units[gone]
+        del self._units[gone]
         self._pool.hash_of[leader] = None
         return [gone]
 
@@ -89,7 +149,7 @@ class PrefixIndex:
                 gone.append(block_hash)
                 continue
             same.remove(leader)
-            self.units[block_hash] = same[0]
+            self._units[block_hash] = same[0]
             if len(same) == 1:
                 del self._duplicates[block_hash]
         return gone

@@ -48,7 +48,8 @@ class BlockPool:
     strong: bool[num_blocks], whether the retention policy wants the cached unit.
     ready_step: int64[num_blocks], first step that may read a cached unit's content before it runs; kept for
     states, and for blocks that hits may end in.
-    hash_of: object[num_blocks], the hash (bytes) of each cached unit, by leader; None for all others.
+    hash_of: object[num_blocks], the hash (bytes) of each unit that is entered in its manager's index, by
+    leader; None for all others.
     num_free: ids that can be taken at once, cached ones included.
     num_further: holders of all units, each one's first left out. As long as there are none, a unit need not
     be looked at to know that nobody holds it once its holder lets go of it.
@@ -381,19 +382,18 @@ class BlockPool:
             self._evict_first(queue, 0, leaders, room)
             return
         owners = self.owner[leaders]
-        first, last = int(np.minimum.reduce(owners)), int(np.maximum.reduce(owners))
-        if first == last:
-            self._evict_first(queue, first, leaders, room)
+        numbers = owners.tobytes()
+        # Questions to bytes: see `_parted_by_content`.
+        if numbers == numbers[: owners.itemsize] * len(owners):
+            self._evict_first(queue, owners.item(0), leaders, room)
             return
         if self._are_wide:
             reached = self._width_array[owners].cumsum()
             num_enough = int(reached.searchsorted(room)) + 1
             leaders, owners = leaders[:num_enough], owners[:num_enough]
         queue.drop_up_to(leaders.item(-1))
-        for manager in range(first, last + 1):
-            theirs = leaders[owners == manager]
-            if len(theirs):
-                self._evict_all(manager, theirs)
+        for manager in sorted(set(owners.tolist())):
+            self._evict_all(manager, leaders[owners == manager])
 
     def _evict_first(self, queue: LruQueue, manager: int, leaders: NDArray[np.intp], room: int) -> None:
         """Turns as many of a queue's first units, all of one manager, into plain ids as `room` takes."""

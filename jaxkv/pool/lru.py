@@ -69,12 +69,14 @@ class LruQueue:
         """intp[n]: up to `most` leaders, the oldest first: at least one, unless the queue has none."""
         while self._head < self._tail:
             stop = min(self._tail, self._head + max(_SCAN, most))
-            valid = self._valid(self._head, stop)
-            num_valid = np.count_nonzero(valid)
-            if num_valid == len(valid):
-                return self._leaders[self._head : min(stop, self._head + most)].copy()
-            if num_valid:
-                chosen = self._leaders[self._head : stop][valid][:most]
+            leaders, numbers = self._leaders[self._head : stop], self._numbers[self._head : stop]
+            places = self._places[leaders]
+            # Usual. A question to bytes, as in `BlockPool`.
+            if places.tobytes() == numbers.tobytes():
+                return leaders[:most].copy()
+            valid = places == numbers
+            if np.count_nonzero(valid):
+                chosen = leaders[valid][:most]
                 self._head += int(valid.argmax())
                 return chosen
             self._head = stop

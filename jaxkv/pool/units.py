@@ -30,19 +30,21 @@ processor's caches, that takes a fraction of the time.
 
 def by_end(parts: Sequence[Units]) -> NDArray[np.intp]:
     """intp[n]: the leaders of all parts, those that end last first; of equal ends the first part's first."""
-    num_units, last = 0, None
+    num_units, last, begin_alike = 0, None, True
     runs: list[tuple[NDArray[np.intp] | list[int], range]] = []
     for leaders, ranks in parts:
         num_units += len(leaders)
         if type(ranks) is range:
             if ranks:
                 runs.append((leaders, ranks))
+                first = runs[0][1]
+                begin_alike = begin_alike and ranks.start == first.start and ranks.step == first.step
         elif ranks and (last is None or ranks[-1] > last):
             last = ranks[-1]
     if len(runs) == 1 and len(runs[0][1]) == num_units:
         return np.asarray(runs[0][0], np.intp)
     order = np.empty(num_units, np.intp)
-    if not _begin_alike(runs):
+    if not runs or not begin_alike:
         order[:] = _sorted(parts)
         return order
     done = start = 0
@@ -50,11 +52,11 @@ def by_end(parts: Sequence[Units]) -> NDArray[np.intp]:
         # Only what single units are among has to be sorted: usually the end of a long prompt.
         ranks = runs[0][1]
         start = max(0, (last - ranks.start) // ranks.step + 1)
-        first = _sorted([u if type(u.ranks) is not range else u.first(start) for u in parts])
-        done = len(first)
-        order[:done] = first
-    # One unit of each run in turn, as long as all have one.
-    while runs:
+        head = _sorted([u if type(u.ranks) is not range else u.first(start) for u in parts])
+        done = len(head)
+        order[:done] = head
+    # Usual: equal block sizes, and all reach the end. One unit of each run in turn, as long as all have one.
+    while len(runs) > 1:
         stop, turns = min([len(ranks) for _, ranks in runs]), len(runs)
         if stop > start:
             begin, done = done, done + (stop - start) * turns
@@ -62,12 +64,9 @@ def by_end(parts: Sequence[Units]) -> NDArray[np.intp]:
                 order[begin + place : done : turns] = leaders[start:stop]
             start = stop
         runs = [run for run in runs if len(run[1]) > stop]
+    if runs:
+        order[done:] = runs[0][0][start:]
     return order
-
-
-def _begin_alike(runs: Sequence[tuple[object, range]]) -> bool:
-    """Usual: equal block sizes, and all reach the end."""
-    return len({(ranks.start, ranks.step) for _, ranks in runs}) == 1
 
 
 def _sorted(parts: Sequence[Units]) -> list[int] | NDArray[np.intp]:
