@@ -7,6 +7,7 @@ table widths and admission bounds are not.
 """
 
 from collections.abc import Iterator, Mapping, Set
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from jaxkv.scenario.scenario import Scenario
@@ -74,7 +75,7 @@ def compare_with_saved(
         return [] if same else [Difference("error", _get(answer, "error"), _get(saved, "error"))]
     if scenario.mode == "plan":
         return list(_plan(scenario, answer, saved))
-    return list(_ops(scenario, answer, saved) if scenario.ops else _schedule(scenario, answer, saved))
+    return list((_schedule if scenario.is_schedule else _ops)(scenario, answer, saved))
 
 
 def null_positions(table: list[list[int]]) -> list[list[int]]:
@@ -92,7 +93,7 @@ def _expected(path: str, expect: Any, ours: Any) -> Iterator[Difference]:
             got = _get(ours, key)
             if key.startswith("max_") and got is MISSING:
                 got = _get(ours, key.removeprefix("max_"))
-                if got is MISSING or got > value:
+                if not (_is_number(got) and _is_number(value) and got <= value):
                     yield Difference(f"{path}.{key}", got, value)
             else:
                 yield from _expected(f"{path}.{key}", value, got)
@@ -104,10 +105,14 @@ def _expected(path: str, expect: Any, ours: Any) -> Iterator[Difference]:
 
 
 def _equal(ours: Any, expect: Any) -> bool:
-    if isinstance(expect, float) and isinstance(ours, int | float) and not isinstance(ours, bool):
-        decimals = len(str(expect).partition(".")[2])
-        return round(float(ours), decimals) == expect
+    if isinstance(expect, float) and _is_number(ours):
+        exponent = Decimal(repr(expect)).as_tuple().exponent
+        return isinstance(exponent, int) and round(float(ours), max(0, -exponent)) == expect
     return ours == expect and isinstance(ours, bool) == isinstance(expect, bool)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _plan(scenario: Scenario, answer: Mapping[str, Any], saved: Mapping[str, Any]) -> Iterator[Difference]:

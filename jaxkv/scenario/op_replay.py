@@ -70,7 +70,7 @@ class OpReplay:
             return {"result": self._manager.reset_prefix_cache()}
         request = self._requests[op.request_id]
         if op.name == "lookup":
-            return hit_entry(self._manager.get_computed_blocks(request))
+            return self._lookup(request)
         if op.name == "step":
             self._start_step(op.new_step)
             return self._step(request, op.num_tokens, request.num_tokens)
@@ -90,6 +90,18 @@ class OpReplay:
             op.request_id, op.tokens, cache_salt=op.cache_salt, lora_name=op.lora_name
         )
         return {"num_tokens": len(op.tokens)}
+
+    def _lookup(self, request: Request) -> dict[str, Any]:
+        """What a step from now on would find: all that the ops so far computed is there.
+
+        It starts no step: whether the next chunk does is for that chunk to say.
+        """
+        clock = self._manager.clock
+        clock.step += 1
+        try:
+            return hit_entry(self._manager.get_computed_blocks(request))
+        finally:
+            clock.step -= 1
 
     def _prefill(self, op: Op) -> dict[str, Any]:
         request = self._requests[op.request_id]

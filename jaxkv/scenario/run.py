@@ -16,7 +16,7 @@ def run_scenario(scenario: Scenario) -> dict[str, Any]:
     try:
         if scenario.mode == "plan":
             return plan_answer(scenario)
-        return replay_ops(scenario) if scenario.ops else replay_schedule(scenario)
+        return replay_schedule(scenario) if scenario.is_schedule else replay_ops(scenario)
     except JaxkvError as error:
         return {"mode": scenario.mode, "error": {"type": type(error).__name__, "message": str(error)}}
 

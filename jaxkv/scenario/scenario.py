@@ -17,6 +17,7 @@ from jaxkv.scenario.ops import Op, ScheduledRequest, parse_ops, parse_schedule
 class Scenario:
     """A plan (`layers`, `available_memory`) or a replay (`groups`, `num_blocks`, and `ops` or `requests`).
 
+    is_schedule: a replay of `requests`, not of `ops`; either may be empty.
     expect: what the whole answer must hold; ops and requests have theirs.
     """
 
@@ -27,6 +28,7 @@ class Scenario:
     available_memory: int = 0
     groups: tuple[GroupEntry, ...] = ()
     num_blocks: int = 0
+    is_schedule: bool = False
     ops: tuple[Op, ...] = ()
     requests: tuple[ScheduledRequest, ...] = ()
     expect: Mapping[str, Any] | None = None
@@ -51,6 +53,7 @@ def parse_scenario(raw: Any) -> Scenario:
         common["num_blocks"] = fields.integer("num_blocks", minimum=2)
         if fields.has("ops") == fields.has("schedule"):
             raise JaxkvError("scenario: a replay has either 'ops' or 'schedule'")
+        common["is_schedule"] = fields.has("schedule")
         if fields.has("ops"):
             common["ops"] = parse_ops(fields.items("ops"))
         else:

@@ -160,3 +160,49 @@ def test_a_file_with_nothing_to_compare_with_is_refused(
 def test_an_unknown_key_is_refused_by_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["scenario", write(tmp_path / "case.json", {**SMALL, "block_count": 3})]) == 2
     assert "'block_count'" in capsys.readouterr().err
+
+
+def test_a_lookup_finds_what_the_chunks_before_it_computed() -> None:
+    # Worked out by hand: a state lies where the chunk ended, at 28; a prompt of 16 is there but for its last
+    # token, of which whole units of 2 make 14. Neither is of use to a chunk of the very same step.
+    full, state = (
+        {"spec": {"kind": "full", "num_kv_heads": 2, "head_size": 64}},
+        {"spec": {"kind": "mamba", "shapes": [[10]], "dtypes": ["float32"]}},
+    )
+    same_step = {"op": "step", "id": "b", "num_tokens": 9, "new_step": False}
+
+    def answers(groups: list[Any], length: int, **config: Any) -> list[Any]:
+        ops = [
+            {"op": "new", "id": "a", "tokens": {"seed": 1, "len": length}},
+            {"op": "prefill", "id": "a", "upto": length - length % 4},
+            {"op": "new", "id": "b", "tokens": {"seed": 1, "len": length}},
+            {"op": "lookup", "id": "b"},
+            same_step,
+        ]
+        replay = SMALL | {"config": {"block_size": 4} | config, "groups": groups, "num_blocks": 50}
+        return run_scenario(parse_scenario(replay | {"ops": ops}))["ops"][3:]
+
+    lookup, chunk = answers([full, state], 30)
+    assert (lookup["hit_tokens"], chunk["result"]) == (28, "wait")
+    lookup, _ = answers([full], 16, prefix_match_unit=2)
+    assert lookup["hit_tokens"] == 14
+
+
+def test_a_replay_without_ops_answers_with_none() -> None:
+    assert run_scenario(parse_scenario(SMALL | {"ops": []}))["ops"] == []
+
+
+@pytest.mark.parametrize(
+    ("expect", "differs"),
+    [
+        ({"max_hit_tokens": 12}, False),
+        ({"max_hit_tokens": 11}, True),
+        ({"max_limited_by": 1}, True),
+        ({"hit_tokens": 1.2e1}, False),
+        ({"hit_tokens": 1e-5}, True),
+        ({"lost_tokens": 1e-5}, True),
+    ],
+)
+def test_bounds_and_decimals_of_an_expectation(expect: Any, differs: bool, tmp_path: Path) -> None:
+    raw = SMALL | {"ops": [*SMALL["ops"][:3], {"op": "lookup", "id": "b", "expect": expect}]}
+    assert bool(check_file(Path(write(tmp_path / "case.json", raw)))) == differs
