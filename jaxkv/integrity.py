@@ -15,11 +15,15 @@ class IntegrityError(RuntimeError):
 def check_integrity(cache: "KVCacheManager") -> None:
     """Raises IntegrityError unless every block is accounted for exactly once.
 
-    Plain ids, ids of free cached units and ids of held units partition the pool without the null block; every
-    reference count equals the number of holders; the index and the pool agree on what is cached; the free
-    count is right.
+    Every request has a row of its own. Plain ids hold nothing; they, ids of free cached units and ids of held
+    units partition the pool without the null block. Every reference count equals the number of holders; the
+    index and the pool agree on what is cached, and on what is in it twice or in part; the free count is
+    right.
     """
     pool = cache.pool
+    fault = cache.rows.fault()
+    if fault is not None:
+        raise IntegrityError(fault)
     holders = np.zeros(pool.num_blocks, np.int64)
     owner = np.full(pool.num_blocks, -1, np.int64)
     for manager in cache.managers:
@@ -42,11 +46,15 @@ def check_integrity(cache: "KVCacheManager") -> None:
         raise IntegrityError(
             f"blocks have {num_further} further holders but the pool counts {pool.num_further}"
         )
+    plain = pool.plain_ids()
+    used = plain[pool.cached[plain] | (pool.holders[plain] != 0)]
+    if len(used):
+        raise IntegrityError(f"block {used[0]} is cached, held or queued, and plain ({len(used)} are wrong)")
     seen = np.zeros(pool.num_blocks, np.int64)
     seen[0] = 1
-    np.add.at(seen, pool.plain_ids(), 1)
+    np.add.at(seen, plain, 1)
     free = pool.free_units()
-    num_free = len(pool.plain_ids())
+    num_free = len(plain)
     for leaders, is_free in ((free, True), (np.flatnonzero(holders).astype(np.int32), False)):
         for manager in cache.managers:
             number = manager.number
@@ -81,6 +89,9 @@ def _check_index(cache: "KVCacheManager") -> None:
                 raise IntegrityError(
                     f"block {leader} is cached but the index of manager {manager.number} lacks it"
                 )
+        fault = manager.index.fault(cached)
+        if fault is not None:
+            raise IntegrityError(f"the index of manager {manager.number}: {fault}")
     unowned = [leader for leader in np.flatnonzero(~pool.cached).tolist() if pool.hash_of[leader]]
     if unowned:
         raise IntegrityError(f"block {unowned[0]} has a hash but is in no index")

@@ -69,6 +69,19 @@ class CacheRows:
         """intp[n]: rows that hold a request."""
         return np.flatnonzero(self.position)
 
+    def fault(self) -> str | None:
+        """What is wrong with the accounts of who is in which row, if anything is."""
+        active, named = self.active().tolist(), sorted(self._row_of.values())
+        if active != named:
+            return f"rows {active} are in use but requests are in rows {named}"
+        if sorted(self._unused + named) != list(range(len(self._infos))):
+            return f"{len(self._unused)} unused rows and {len(named)} others are not {len(self._infos)}"
+        for request_id, row in self._row_of.items():
+            info = self._infos[row]
+            if info is None or info.request.request_id != request_id:
+                return f"row {row} is not request {request_id!r}'s"
+        return None
+
     def to_cache(self) -> NDArray[np.intp]:
         """intp[n]: rows that have something complete that is not in the index."""
         return np.flatnonzero(self.position >= self.cache_at)

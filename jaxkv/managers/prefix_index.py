@@ -179,6 +179,29 @@ class PrefixIndex:
             found.extend(map(self.units.__getitem__, hashes))
         return found
 
+    def fault(self, cached: set[int]) -> str | None:
+        """What is wrong with the records of equal units and of leading tokens, if anything is.
+
+        cached: leaders of all units that the pool has as cached here.
+        """
+        units_of: dict[bytes, set[int]] = {}
+        for leader in cached:
+            block_hash = self.hash_of(leader)
+            if block_hash is not None:
+                units_of.setdefault(block_hash, set()).add(leader)
+        equal = {block_hash: leaders for block_hash, leaders in units_of.items() if len(leaders) > 1}
+        if equal != {block_hash: set(leaders) for block_hash, leaders in self._duplicates.items()}:
+            return f"{len(equal)} hashes have several units, not the {len(self._duplicates)} recorded ones"
+        recorded: dict[int, set[bytes]] = {}
+        for block_hash, found in self._partial.items():
+            for leader, _ in found:
+                recorded.setdefault(leader, set()).add(block_hash)
+        if recorded != {leader: set(hashes) for leader, hashes in self._partial_hashes.items()}:
+            return "prefixes that end inside blocks do not agree with the blocks that they end in"
+        if not recorded.keys() <= cached:
+            return f"a prefix ends inside block {min(recorded.keys() - cached)}, which is not cached"
+        return None
+
     def _remove_partial(self, leader: int) -> None:
         for block_hash in self._partial_hashes.pop(leader, ()):
             same = [recorded for recorded in self._partial[block_hash] if recorded.leader != leader]
