@@ -33,13 +33,13 @@ def test_numba_equals_the_definition(rows: int, dtype: str):
 
 @pytest.mark.parametrize(
     ("features", "dtype"),
-    [("+avx512f", "bfloat16"), ("", "bfloat16"), ("", "float32")],
+    [({"avx512f"}, "bfloat16"), (set(), "bfloat16"), (set(), "float32")],
     ids=["AVX-512 without bfloat16", "bfloat16 without either", "float32 without either"],
 )
-def test_other_processors_get_other_tiles(features: str, dtype: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(bfloat16_pairs, "get_host_cpu_features", lambda: features)
+def test_other_processors_get_other_tiles(features: set[str], dtype: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(bfloat16_pairs, "has", features.__contains__)
     monkeypatch.setattr(product, "_kernel", product._kernel.__wrapped__)
-    monkeypatch.setattr(product, "Kernel", lambda name, *rest: Kernel(f"{name}_{features}", *rest))
+    monkeypatch.setattr(product, "Kernel", lambda name, *rest: Kernel(f"{name}_{len(features)}", *rest))
     weights = matrix(dtype)
     panels = to_panels(weights)
     x = rows_of_x(13, dtype)
