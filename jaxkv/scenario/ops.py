@@ -25,6 +25,10 @@ OP_NAMES = (
 )
 
 
+#: An answer has an entry for every step, so nothing may arrive later.
+MAX_ARRIVAL_STEP = 1 << 16
+
+
 @dataclass(frozen=True, kw_only=True)
 class Op:
     """One call.
@@ -96,6 +100,11 @@ def parse_schedule(raw: Any) -> tuple[ScheduledRequest, ...]:
             )
         )
         entry.finish()
+        if requests[-1].arrival_step > MAX_ARRIVAL_STEP:
+            raise JaxkvError(
+                f"{entry.where}: 'arrival_step' is {requests[-1].arrival_step}; it must be at most "
+                f"{MAX_ARRIVAL_STEP}"
+            )
     fields.finish()
     ids = [request.request_id for request in requests]
     if len(set(ids)) != len(ids):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from jaxkv.cli import main
+from jaxkv.errors import JaxkvError
 from jaxkv.scenario.answer_text import answer_text
 from jaxkv.scenario.compare import compare_with_saved, has_expects
 from jaxkv.scenario.run import check_file, run_scenario, saved_answer_path
@@ -206,3 +207,10 @@ def test_a_replay_without_ops_answers_with_none() -> None:
 def test_bounds_and_decimals_of_an_expectation(expect: Any, differs: bool, tmp_path: Path) -> None:
     raw = SMALL | {"ops": [*SMALL["ops"][:3], {"op": "lookup", "id": "b", "expect": expect}]}
     assert bool(check_file(Path(write(tmp_path / "case.json", raw)))) == differs
+
+
+def test_a_request_that_would_arrive_after_too_many_steps_is_refused() -> None:
+    late = {"id": "a", "tokens": [1], "arrival_step": 10**9}
+    raw = {key: value for key, value in SMALL.items() if key != "ops"} | {"schedule": {"requests": [late]}}
+    with pytest.raises(JaxkvError, match=r"requests\[0\]: 'arrival_step' is 1000000000; .* at most 65536"):
+        parse_scenario(raw)
