@@ -97,6 +97,7 @@ class CachePlan:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        check_is("policy", self.policy, str)
         check_all("groups", self.groups, CacheGroup)
         check_is("limits", self.limits, RequestLimits)
         for name in ("page_size_bytes", "layer_slots"):
@@ -240,6 +241,7 @@ class PlanConfig:
     num_gpu_blocks_override: int | None = None
 
     def __post_init__(self) -> None:
+        check_is("policy", self.policy, str)
         at_least = {
             "max_model_len": 1,
             "max_num_batched_tokens": 1,

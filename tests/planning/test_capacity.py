@@ -212,3 +212,9 @@ def test_an_unknown_layer_has_no_location() -> None:
     plan = make_plan({"a": full()}, PlanConfig(max_model_len=64), 2**24)
     with pytest.raises(JaxkvError, match="holds no layer 'b'"):
         plan.layer_location("b")
+
+
+def test_a_policy_that_is_no_name_is_refused_where_it_is_said() -> None:
+    wrong: Any = ["split"]
+    with pytest.raises(JaxkvError, match=r"policy must be a str, not \['split'\]"):
+        PlanConfig(policy=wrong, max_model_len=64)
