@@ -8,7 +8,7 @@ of the blocks are left as they are, so a layer calls one operation for each part
 
 Computation is in float32, states are rounded to the part's dtype where they are stored; outputs have the
 dtype of the first argument. `implementation` is "reference", "xla", "pallas_tpu" or, but for convolutions,
-"pallas_gpu" (None: the platform's). All raise ValueError where shapes disagree.
+"pallas_gpu", for Mamba 1 also "numba" (None: the platform's). All raise ValueError where shapes disagree.
 """
 
 import jax
