@@ -217,12 +217,13 @@ def _build_prefill(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -
         table_width=table.block_ids.shape[1],
         dtype=dtype,
     )
-    tiles = case.new // plan.tile
+    starts = np.arange(0, case.new, plan.tile)
+    tiles = len(starts)
     scalars = PrefillScalars(
         info=_ints([0, case.sequences * tiles - 1]),
         seq=_ints(np.repeat(np.arange(case.sequences), tiles)),
-        position=_ints(np.tile(case.context - case.new + np.arange(tiles) * plan.tile, case.sequences)),
-        num_queries=_ints(np.full(case.sequences * tiles, plan.tile)),
+        position=_ints(np.tile(case.context - case.new + starts, case.sequences)),
+        num_queries=_ints(np.tile(np.minimum(plan.tile, case.new - starts), case.sequences)),
         first_block=table.first_block,
         block_ids=table.block_ids.reshape(-1),
     )

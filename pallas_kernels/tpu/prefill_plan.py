@@ -13,11 +13,9 @@ from pallas_kernels.tpu.tuning import Sizes, sizes_of
 
 CHUNK_TOKENS = 1024  # at most
 SCORE_WIDTHS = 4  # of the matrix unit: columns of a KV head's scores, at most
-HEAD_ROWS = 2048  # of a KV head's scores, at most
 TILE_ROWS = 4096  # of all KV heads' scores, whose products are one long block of instructions
-TILE_QUERIES = (
-    512  # at most, as fewer cost as much; and half a window, as each is scored with all that others see
-)
+LEAST_ROWS, MOST_ROWS = 512, 2048  # of one KV head's scores: of many heads, of one
+TILE_QUERIES = 512  # at most, as fewer cost as much
 CHUNK_BYTES = 2 << 20  # of one of the two page buffers
 TILE_SHARE = 8  # of VMEM, at most one part in so many for the softmaxes of a tile, and for a head's scores
 VMEM_SLACK = 16 << 20  # what the compiler spills
@@ -31,7 +29,7 @@ def rule_of(loader: Loader) -> Sizes:
     """
     places = loader.places.count
     tokens = min(CHUNK_TOKENS, SCORE_WIDTHS * matrix_width() * places)
-    rows = min(HEAD_ROWS, TILE_ROWS // loader.layout.num_kv_heads)
+    rows = min(max(TILE_ROWS // loader.layout.num_kv_heads, LEAST_ROWS), MOST_ROWS)
     return Sizes(tokens=tokens, most=rows // places)
 
 
@@ -45,21 +43,21 @@ def plan_prefill(
     page_bytes = layout.used_rows * LANES * 4
     row_bytes = layout.num_kv_heads * loader.places.count * (loader.value_width + 2 * LANES) * 4
     share = vmem_capacity() // TILE_SHARE
-    most = TILE_QUERIES if settings.span is None else min(TILE_QUERIES, max(settings.span // 2, LANES))
-    rows = min(sizes.most, share // row_bytes, most * group)
-    tile = min(_power_of_two(max(rows // group, 1)), tokens)
+    most = TILE_QUERIES
+    if settings.span is not None:  # every query is scored with all that those of its tile see
+        most = min(most, max(settings.span // 2, LANES))
+    tile = _even(tokens, max(min(most, sizes.most // group, share // row_bytes // group), 1))
     place_rows = -(-tile * group // PAIRED_ROWS) * PAIRED_ROWS
     score_bytes = 4 * place_rows * layout.block_size  # of a page, for all places
     pages = min(sizes.tokens // layout.block_size, CHUNK_BYTES // page_bytes, share // score_bytes)
     pages = max(min(pages, table_width), 1)
     whole = loader.whole_pages
-    if settings.span is None:
-        pages = _power_of_two(pages)
-    else:  # chunks of one size, so that a tile's last is not mostly empty
-        seen = min(-(-(settings.span - 1 + tile) // layout.block_size), table_width)
-        pages = -(-seen // -(-seen // pages))
-        of_tile = LANES * loader.places.count // layout.block_size
-        whole = max(whole, of_tile) if pages > of_tile else whole
+    if settings.span is None:  # of contexts, which grow
+        pages = 1 << (pages.bit_length() - 1)
+    else:
+        pages = _even(min(-(-(settings.span - 1 + tile) // layout.block_size), table_width), pages)
+        of_lanes = LANES * loader.places.count // layout.block_size
+        whole = max(whole, of_lanes) if pages > of_lanes else whole
     pages = -(-pages // whole) * whole
     return PrefillPlan(
         math=PrefillMath(settings, loader, group, place_rows),
@@ -70,8 +68,6 @@ def plan_prefill(
     )
 
 
-def _power_of_two(size: int) -> int:
-    """The largest up to `size`: steps and contexts are mostly multiples of it, so that fewer tiles and chunks
-    are partly empty.
-    """
-    return 1 << (size.bit_length() - 1)
+def _even(count: int, most: int) -> int:
+    """The size of parts of `count`, as few as parts of `most` would be: the last is then not mostly empty."""
+    return -(-count // -(-count // most))

@@ -24,8 +24,8 @@ def plan_of(heads: int, group: int, head_size: int = 128, window: int | None = N
         (1, 16, 128, 128),  # 2,048 rows
         (2, 8, 64, 128),  # 2,048 rows, half of them for the second token of a row of words
         (4, 2, 128, 512),  # 1,024 rows of each of 4 heads
-        (16, 2, 128, 128),  # 256 rows of each of 16
-        (2, 5, 128, 256),  # 1,280 rows: no tile of 409 queries
+        (8, 4, 128, 128),  # 512 rows of each of 8
+        (2, 5, 128, 342),  # six tiles of one size in 2,048 tokens, none of 409
         (1, 1, 128, 512),  # no longer, whatever rows are free
     ],
 )
@@ -39,7 +39,7 @@ def test_rows_of_a_tile_are_limited_for_one_head_and_for_all(heads, group, head_
         (1024, 2, 128, 512, 6),  # 512 queries see 1,535 tokens, 12 pages: two chunks
         (512, 4, 16, 256, 48),  # half a window; 767 tokens
         (128, 8, 128, 128, 2),  # 255 tokens
-        (300, 4, 16, 128, 32),  # 427 tokens are 27 pages, whose scores are four tiles of 128 lanes
+        (300, 4, 16, 147, 32),  # 14 tiles; 446 tokens are 28 pages, whose scores are four tiles of 128 lanes
         (4000, 8, 128, 256, 7),  # 4,255 tokens, 34 pages: five chunks
     ],
 )
@@ -55,7 +55,7 @@ def test_a_narrow_matrix_unit_has_chunks_of_fewer_tokens_where_rows_hold_one(mon
 
 
 def test_a_heads_scores_take_their_share_of_a_small_vmem(monkeypatch):
-    """16 MiB as on a v4: 2 MiB of scores of 1,024 rows are 512 tokens."""
+    """16 MiB as on a v4: 2 MiB of softmaxes are 170 queries, so 13 tiles; 2 MiB of scores 414 tokens."""
     monkeypatch.setattr(prefill_plan, "vmem_capacity", lambda: 16 << 20)
     plan = plan_of(1, 8)
-    assert (plan.tile, plan.blocks) == (128, 4)
+    assert (plan.tile, plan.blocks) == (158, 2)
