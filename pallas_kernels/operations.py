@@ -8,6 +8,7 @@ import jax
 
 from pallas_kernels.batch import GroupTable, RaggedBatch
 from pallas_kernels.choice import Queries, choose_name
+from pallas_kernels.cpu.attention import paged_attention_cpu, refuses_on_cpu
 from pallas_kernels.gpu.attention import paged_attention_gpu
 from pallas_kernels.gpu.support import refuses_on_gpu
 from pallas_kernels.gpu.write import write_kv_gpu
@@ -59,6 +60,7 @@ def _refuses_nothing(settings: AttentionSettings, table: GroupTable, q: Queries 
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "reference": Implementation(paged_attention_reference, write_kv_reference, _refuses_nothing),
     "xla": Implementation(paged_attention_xla, write_kv_xla, _refuses_nothing),
+    "numba": Implementation(paged_attention_cpu, write_kv_xla, refuses_on_cpu),
     "pallas_tpu": Implementation(paged_attention_tpu, write_kv_tpu, refuses_on_tpu, write_and_attend_tpu),
     "pallas_gpu": Implementation(paged_attention_gpu, write_kv_gpu, refuses_on_gpu),
 }

@@ -4,9 +4,12 @@ Offsets are those of `xla/ffi/api/c_api.h`, version 0 of the interface, in bytes
 header comes with jaxlib (`jax.ffi.include_dir()`), and a test holds these numbers against it.
 """
 
-from numba import njit
+from typing import Any
 
-from pallas_kernels.cpu.memory import load_int32, load_int64, store_int32
+from numba import types
+
+from pallas_kernels.cpu.instruction import compiled, instruction
+from pallas_kernels.cpu.memory import INT64, load_int32, load_int64, store_int32
 
 FRAME_EXTENSION, FRAME_API, FRAME_CONTEXT = 8, 16, 24
 OPERANDS, RESULTS = 72, 112
@@ -18,35 +21,49 @@ METADATA_KIND, METADATA_IN_EXTENSION = 1, 24
 METADATA_VERSION, METADATA_TRAITS = 8 + 16, 32
 
 
-@njit(inline="always")
-def operand(frame, index):
+@instruction(types.int64, types.int64, types.int64)
+def operand(builder: Any, call: Any, index: Any) -> Any:
     """The address of an operand's first element."""
-    return load_int64(load_int64(load_int64(frame + OPERANDS) + 8 * index) + BUFFER_DATA)
+    return address_of_operand(builder, call, index)
 
 
-@njit(inline="always")
-def operand_size(frame, index, axis):
+@instruction(types.int64, types.int64, types.int64, types.int64)
+def operand_size(builder: Any, call: Any, index: Any, axis: Any) -> Any:
     """The size of an operand along an axis."""
-    return load_int64(
-        load_int64(load_int64(load_int64(frame + OPERANDS) + 8 * index) + BUFFER_DIMS) + 8 * axis
-    )
+    return _size(builder, _buffer(builder, call, OPERANDS, index), axis)
 
 
-@njit(inline="always")
-def result(frame, index):
+@instruction(types.int64, types.int64, types.int64)
+def result(builder: Any, call: Any, index: Any) -> Any:
     """The address of a result's first element."""
-    return load_int64(load_int64(load_int64(frame + RESULTS) + 8 * index) + BUFFER_DATA)
+    return _word(builder, _buffer(builder, call, RESULTS, index), BUFFER_DATA)
 
 
-@njit(inline="always")
-def result_size(frame, index, axis):
+@instruction(types.int64, types.int64, types.int64, types.int64)
+def result_size(builder: Any, call: Any, index: Any, axis: Any) -> Any:
     """The size of a result along an axis."""
-    return load_int64(
-        load_int64(load_int64(load_int64(frame + RESULTS) + 8 * index) + BUFFER_DIMS) + 8 * axis
-    )
+    return _size(builder, _buffer(builder, call, RESULTS, index), axis)
 
 
-@njit(inline="always")
+def address_of_operand(builder: Any, call: Any, index: Any) -> Any:
+    """The same as an instruction of others."""
+    return _word(builder, _buffer(builder, call, OPERANDS, index), BUFFER_DATA)
+
+
+def _word(builder: Any, address: Any, offset: int) -> Any:
+    return builder.load(builder.inttoptr(builder.add(address, INT64(offset)), INT64.as_pointer()))
+
+
+def _buffer(builder: Any, call: Any, buffers: int, index: Any) -> Any:
+    return _word(builder, builder.add(_word(builder, call, buffers), builder.shl(index, INT64(3))), 0)
+
+
+def _size(builder: Any, buffer: Any, axis: Any) -> Any:
+    sizes = _word(builder, buffer, BUFFER_DIMS)
+    return _word(builder, builder.add(sizes, builder.shl(axis, INT64(3))), 0)
+
+
+@compiled
 def only_asks_version(frame):
     """Whether a call only asks for the interface's version, which is then answered: the caller's own."""
     extension = load_int64(frame + FRAME_EXTENSION)

@@ -1,11 +1,14 @@
-"""Functions for numba's that are given as LLVM instructions."""
+"""Functions for numba's to call: compiled for nobody else, or given as LLVM instructions."""
 
 from collections.abc import Callable
 from inspect import Parameter, Signature
 from typing import Any
 
-from numba import types
+from numba import njit, types
 from numba.extending import intrinsic
+
+compiled: Any = njit(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)  # pyright: ignore[reportCallIssue]
+"""Compiles a function that only numba's own functions call: without wrappers, a fifth of the time."""
 
 
 def instruction(result: types.Type, *operands: types.Type) -> Callable[[Callable[..., Any]], Any]:

@@ -7,10 +7,10 @@ import ctypes
 from typing import Any
 
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 
-from pallas_kernels.cpu.instruction import instruction
+from pallas_kernels.cpu.instruction import compiled, instruction
 
 INT32, INT64, FLOAT = ir.IntType(32), ir.IntType(64), ir.FloatType()
 
@@ -44,6 +44,7 @@ load_int64 = _loader(types.int64, INT64)
 load_float32 = _loader(types.float32, FLOAT)
 store_int32 = _storer(types.int32, INT32)
 store_int64 = _storer(types.int64, INT64)
+store_float32 = _storer(types.float32, FLOAT)
 
 # For `numba.carray(pointer(address), shape)`.
 int32_pointer = _pointer(types.int32, INT32)
@@ -73,8 +74,24 @@ def atomic_add(builder: Any, address: Any, value: Any) -> Any:
 @instruction(types.int64, types.int64, types.int64)
 def call(builder: Any, function: Any, argument: Any) -> Any:
     """function(argument) of a C function at an address: one word in, one word out."""
-    pointer = ir.FunctionType(INT64, [INT64]).as_pointer()
-    return builder.call(builder.inttoptr(function, pointer), [argument])
+    return _call(builder, INT64, function, argument)
+
+
+@instruction(types.void, types.int64, types.int64, types.int64)
+def call_with_two(builder: Any, function: Any, *arguments: Any) -> None:
+    """function(argument, argument) of a C function at an address: words in, nothing out."""
+    _call(builder, ir.VoidType(), function, *arguments)
+
+
+@instruction(types.void, types.int64, types.int64, types.int64, types.int64)
+def call_with_three(builder: Any, function: Any, *arguments: Any) -> None:
+    """function(argument, argument, argument) of a C function at an address: words in, nothing out."""
+    _call(builder, ir.VoidType(), function, *arguments)
+
+
+def _call(builder: Any, result: Any, function: Any, *arguments: Any) -> Any:
+    pointer = ir.FunctionType(result, [INT64] * len(arguments)).as_pointer()
+    return builder.call(builder.inttoptr(function, pointer), arguments)
 
 
 @instruction(types.int64)
@@ -93,13 +110,13 @@ def of_c(name: str) -> int:
 _MALLOC, _FREE = of_c("malloc"), of_c("free")
 
 
-@njit
+@compiled
 def allocate(size):
     """The address of so many bytes, which `free` gives back."""
     return call(_MALLOC, size)
 
 
-@njit
+@compiled
 def free(address):
     """Gives back what `allocate` gave."""
     call(_FREE, address)

@@ -6,13 +6,16 @@ pool starts late finds nothing left. What the tasks share is therefore freed by 
 
 from typing import Any
 
-from numba import cfunc, njit, types
+from numba import cfunc, types
 
 from pallas_kernels.cpu import frame as frames
+from pallas_kernels.cpu.instruction import compiled
 from pallas_kernels.cpu.memory import (
     allocate,
     atomic_add,
     call,
+    call_with_three,
+    call_with_two,
     free,
     load_int64,
     of_c,
@@ -22,11 +25,12 @@ from pallas_kernels.cpu.memory import (
 
 _YIELD = of_c("sched_yield")
 
-# What the tasks of a call share, in bytes from its start: next piece, pieces done, holders, pieces, frame.
-_NEXT, _DONE, _HOLDERS, _COUNT, _FRAME, _BYTES = 0, 8, 16, 24, 32, 40
+# What the tasks of a call share, in bytes from its start: next piece, pieces done, holders, pieces, frame,
+# work.
+_NEXT, _DONE, _HOLDERS, _COUNT, _FRAME, _WORK, _BYTES = 0, 8, 16, 24, 32, 40, 48
 
 
-@njit
+@compiled
 def _num_threads(frame):
     """Threads of XLA's pool; 1 where there is none."""
     api = load_int64(frame + frames.FRAME_API)
@@ -44,7 +48,7 @@ def _num_threads(frame):
     return load_int64(threads)
 
 
-@njit
+@compiled
 def _schedule(frame, task, shared):
     """Whether XLA's pool took a task."""
     args = words_on_stack()
@@ -59,7 +63,7 @@ def _schedule(frame, task, shared):
     return error == 0
 
 
-@njit
+@compiled
 def _destroy(frame, error):
     args = words_on_stack()
     store_int64(args, 24)
@@ -68,58 +72,76 @@ def _destroy(frame, error):
     call(load_int64(load_int64(frame + frames.FRAME_API) + frames.DESTROY_ERROR), args)
 
 
-@njit
+@compiled
 def _let_go(shared):
     if atomic_add(shared + _HOLDERS, -1) == 1:
         free(shared)
+
+
+@compiled
+def _take(shared):
+    count, frame, work = load_int64(shared + _COUNT), load_int64(shared + _FRAME), load_int64(shared + _WORK)
+    piece = atomic_add(shared + _NEXT, 1)
+    while piece < count:
+        call_with_two(work, frame, piece)
+        atomic_add(shared + _DONE, 1)
+        piece = atomic_add(shared + _NEXT, 1)
+
+
+@cfunc(types.void(types.int64), nogil=True)
+def _task(shared):
+    _take(shared)
+    _let_go(shared)
+
+
+_TASK = _task.address
+
+
+@cfunc(types.void(types.int64, types.int64, types.int64), nogil=True)
+def _share_out(frame, count, work):
+    """Runs `work(frame, piece)`, a C function at an address, for every piece below `count`."""
+    helpers = min(count, _num_threads(frame)) - 1 if count > 1 else 0
+    if helpers <= 0:
+        for piece in range(count):
+            call_with_two(work, frame, piece)
+        return
+    shared = allocate(_BYTES)
+    store_int64(shared + _NEXT, 0)
+    store_int64(shared + _DONE, 0)
+    store_int64(shared + _HOLDERS, helpers + 1)
+    store_int64(shared + _COUNT, count)
+    store_int64(shared + _FRAME, frame)
+    store_int64(shared + _WORK, work)
+    for _ in range(helpers):
+        if not _schedule(frame, _TASK, shared):
+            _let_go(shared)
+    _take(shared)
+    while atomic_add(shared + _DONE, 0) < count:
+        call(_YIELD, 0)
+    _let_go(shared)
+
+
+_SHARE_OUT = _share_out.address
 
 
 def make_handler(pieces: Any, work: Any) -> list[Any]:
     """An FFI handler of XLA that runs `work(frame, piece)` for every piece below `pieces(frame)`.
 
     pieces, work: compiled by numba; they must not raise. Returns its C function, then what must live as long.
+    Functions of C call each other by address here: numba compiles again whatever its own functions call.
     """
-
-    @njit(nogil=True, error_model="numpy")
-    def take(shared):
-        count = load_int64(shared + _COUNT)
-        frame = load_int64(shared + _FRAME)
-        piece = atomic_add(shared + _NEXT, 1)
-        while piece < count:
-            work(frame, piece)
-            atomic_add(shared + _DONE, 1)
-            piece = atomic_add(shared + _NEXT, 1)
-
-    @cfunc(types.void(types.int64), nogil=True, error_model="numpy")
-    def task(shared):
-        take(shared)
-        _let_go(shared)
-
-    task_address = task.address
+    work_of_c = cfunc(types.void(types.int64, types.int64), nogil=True, error_model="numpy")(_plain(work))
+    work_address = work_of_c.address
 
     @cfunc(types.int64(types.int64), nogil=True, error_model="numpy")
     def handler(frame):
-        if frames.only_asks_version(frame):
-            return 0
-        count = pieces(frame)
-        helpers = min(count, _num_threads(frame)) - 1 if count > 1 else 0
-        if helpers <= 0:
-            for piece in range(count):
-                work(frame, piece)
-            return 0
-        shared = allocate(_BYTES)
-        store_int64(shared + _NEXT, 0)
-        store_int64(shared + _DONE, 0)
-        store_int64(shared + _HOLDERS, helpers + 1)
-        store_int64(shared + _COUNT, count)
-        store_int64(shared + _FRAME, frame)
-        for _ in range(helpers):
-            if not _schedule(frame, task_address, shared):
-                _let_go(shared)
-        take(shared)
-        while atomic_add(shared + _DONE, 0) < count:
-            call(_YIELD, 0)
-        _let_go(shared)
+        if not frames.only_asks_version(frame):
+            call_with_three(_SHARE_OUT, frame, pieces(frame), work_address)
         return 0
 
-    return [handler, task]
+    return [handler, work_of_c]
+
+
+def _plain(function: Any) -> Any:
+    """The Python function that numba compiles."""
+    return function.py_func

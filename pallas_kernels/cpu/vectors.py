@@ -4,6 +4,7 @@ For what `pallas_kernels.cpu.instruction` builds. LLVM lowers the vectors to wha
 AVX-512 register, two of AVX, four of NEON. `multiply_add` rounds once, so results do not depend on the width.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from llvmlite import ir
@@ -75,10 +76,15 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
 
 def sum_of_lanes(builder: Any, vector: Any) -> Any:
     """The sum of 16 lanes, halves added to halves: the same order on every processor."""
+    return fold_lanes(builder, vector, builder.fadd)
+
+
+def fold_lanes(builder: Any, vector: Any, both: Callable[[Any, Any], Any]) -> Any:
+    """One number of 16 lanes: `both(half, other half)` of vectors until one lane is left."""
     width = LANES
     while width > 1:
         width //= 2
         order = [(i + width) % LANES if i < width else i for i in range(LANES)]
         moved = builder.shuffle_vector(vector, vector, ir.Constant(WORDS, order))
-        vector = builder.fadd(vector, moved)
+        vector = both(vector, moved)
     return builder.extract_element(vector, INT32(0))

@@ -24,10 +24,10 @@ def paged_attention_xla(
     out = attend_decodes(out, q, pages, batch, table, settings)
     if batch.decode_only:
         return out
-    return _attend_prefills(out, q, pages, batch, table, settings)
+    return attend_prefills(out, q, pages, batch, table, settings)
 
 
-def _attend_prefills(
+def attend_prefills(
     out: jax.Array,
     q: jax.Array,
     pages: jax.Array,

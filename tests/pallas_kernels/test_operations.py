@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import paged_attention, write_kv, write_latent
+from pallas_kernels.cpu import available
 from pallas_kernels.operations import IMPLEMENTATIONS, choose_implementation
 from pallas_kernels.settings import AttentionSettings
 from tests.pallas_kernels.cases import make_step
@@ -24,12 +25,22 @@ def choose(step, name=None, **rest):
 
 def test_an_unknown_implementation_is_refused_with_the_known_names():
     step = make_step(seq_lens=[3], query_lens=[1])
-    with pytest.raises(ValueError, match="unknown implementation 'cuda', known: reference, xla, pallas_tpu"):
+    with pytest.raises(
+        ValueError, match="unknown implementation 'cuda', known: reference, xla, numba, pallas_tpu"
+    ):
         choose(step, "cuda")
 
 
-def test_a_cpu_takes_xla():
-    assert choose(make_step(seq_lens=[3], query_lens=[1])) is IMPLEMENTATIONS["xla"]
+def test_a_cpu_takes_numba_where_it_is_installed(monkeypatch, caplog):
+    step = make_step(seq_lens=[3], query_lens=[1], head_size=16)
+    assert choose(step) is IMPLEMENTATIONS["numba"]
+    monkeypatch.setattr(available, "why_not", lambda: "numba is not installed")
+    monkeypatch.setattr("pallas_kernels.choice._already_said", set())
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert choose(step) is IMPLEMENTATIONS["xla"]
+    assert caplog.messages == ["numba is not used (numba is not installed): using xla"]
+    assert caplog.records[0].levelno == logging.INFO
 
 
 @pytest.mark.parametrize(
