@@ -1,10 +1,11 @@
 """Mixtures of experts: each token goes through a few of many gated MLPs, and no others are computed.
 
 Tokens are sorted by expert, so that the rows of an expert are neighbours, and each run of rows meets its own
-weights (a grouped matmul). TPUs and GPUs have an operation for that, `jax.lax.ragged_dot_general`. On a CPU,
-XLA turns it into a product of every row with every expert; there the runs are cut into tiles of a few rows
-and a loop multiplies one tile at a time with its expert's weights, so that the loop is as long as the step
-needs. Measured with jax 0.12 on two AVX-512 cores that others used too, 16 experts of [2048, 1024],
+weights: a grouped matmul. XLA has an operation for that, `jax.lax.ragged_dot_general`, which GPUs take. For a
+TPU it compiles slowly where experts are many, so that TPUs take a kernel, see `grouped_matmul`. On a CPU, XLA
+turns it into a product of every row with every expert; there the runs are cut into tiles of a few rows and a
+loop multiplies one tile at a time with its expert's weights, so that the loop is as long as the step needs.
+Measured with jax 0.12 on two AVX-512 cores that others used too, 16 experts of [2048, 1024],
 milliseconds:
 
 | rows (tokens x experts a token)     | 2    | 16  | 64  | 512  | 2048 |
@@ -19,11 +20,14 @@ milliseconds:
 Few rows cost what reading their experts' weights costs: the one matrix in the table is read once.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+
+from models.grouped_matmul import grouped_matmul
 
 # Rows of a tile, as in the table above; more are mostly padding.
 SMALLEST_TILE, LARGEST_TILE = 4, 32
@@ -70,7 +74,13 @@ class Experts(nnx.Module):
         rows = x[order // chosen]
         counts = jnp.bincount(experts, length=num_experts)
         out = jax.lax.platform_dependent(
-            rows, counts, self.gate_up[...], self.down[...], cpu=_by_tiles, default=_by_groups
+            rows,
+            counts,
+            self.gate_up[...],
+            self.down[...],
+            cpu=_by_tiles,
+            tpu=_by_kernel,
+            default=_by_groups,
         )
         is_row = jnp.arange(len(rows)) < num_tokens * chosen
         out = jnp.where(is_row[:, None], out, 0)
@@ -82,12 +92,27 @@ def _by_groups(rows: jax.Array, counts: jax.Array, gate_up: jax.Array, down: jax
     """[N, D]: rows[N, D], the first counts[0] of them through expert 0, and so on; rows after these get
     anything.
     """
+    return _gated(_ragged_dot, rows, counts, gate_up, down)
 
-    def grouped(x: jax.Array, weights: jax.Array) -> jax.Array:
-        return jax.lax.ragged_dot_general(x, weights, counts.astype(jnp.int32), _BY_EXPERT)
 
-    gate, up = jnp.split(grouped(rows, gate_up), 2, axis=-1)
-    return grouped(jax.nn.silu(gate) * up, down)
+def _by_kernel(rows: jax.Array, counts: jax.Array, gate_up: jax.Array, down: jax.Array) -> jax.Array:
+    """The same by the kernel of a TPU, in the dtypes that it takes."""
+    return _gated(grouped_matmul, rows, counts, gate_up, down)
+
+
+def _gated(
+    product: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    rows: jax.Array,
+    counts: jax.Array,
+    gate_up: jax.Array,
+    down: jax.Array,
+) -> jax.Array:
+    gate, up = jnp.split(product(rows, gate_up, counts), 2, axis=-1)
+    return product(jax.nn.silu(gate) * up, down, counts)
+
+
+def _ragged_dot(x: jax.Array, weights: jax.Array, counts: jax.Array) -> jax.Array:
+    return jax.lax.ragged_dot_general(x, weights, counts.astype(jnp.int32), _BY_EXPERT)
 
 
 def _by_tiles(rows: jax.Array, counts: jax.Array, gate_up: jax.Array, down: jax.Array) -> jax.Array:

@@ -1,11 +1,14 @@
 """Experts against a loop over tokens in float64."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.moe import Experts, Routing, _by_groups, _by_tiles, route
+from models.grouped_matmul import grouped_matmul
+from models.moe import Experts, Routing, _by_groups, _by_tiles, _gated, route
 
 NUM_EXPERTS, HIDDEN, INNER, CHOSEN = 6, 16, 12, 2
 
@@ -65,12 +68,13 @@ def test_experts_that_nobody_chose_are_not_computed(experts):
     np.testing.assert_allclose(out, expected(experts, x, routing), rtol=2e-5, atol=2e-4)
 
 
-def test_tiles_equal_the_grouped_matmul_of_accelerators(experts):
+@pytest.mark.parametrize("form", [_by_groups, partial(_gated, partial(grouped_matmul, interpret=True))])
+def test_tiles_equal_the_grouped_matmuls_of_accelerators(experts, form):
     counts = jnp.asarray([0, 5, 1, 33, 0, 8])
     rows = jnp.asarray(np.random.default_rng(1).standard_normal((60, HIDDEN)), jnp.float32)
     tiles, groups = (
-        np.asarray(form(rows, counts, experts.gate_up[...], experts.down[...]))[:47]
-        for form in (_by_tiles, _by_groups)
+        np.asarray(each(rows, counts, experts.gate_up[...], experts.down[...]))[:47]
+        for each in (_by_tiles, form)
     )
     np.testing.assert_allclose(tiles, groups, rtol=2e-5, atol=2e-4)
 
