@@ -2,7 +2,7 @@
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
@@ -11,21 +11,22 @@ import jax
 from pallas_kernels.cpu.parallel import make_handler
 
 _lock = Lock()
+_known: dict[str, list[Any]] = {}
+"""What XLA calls, by name: two threads that trace at once may each have made a kernel of one name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """`work(frame, piece)` for every piece below `pieces(frame)`, shared out over XLA's threads.
 
-    name: XLA's name of it, one a process. pieces, work: functions compiled by numba (`njit`) over the address
-    of XLA's call frame (`pallas_kernels.cpu.frame`); they must not raise. What a piece writes must depend
-    neither on the thread that runs it nor on the order of pieces.
+    name: XLA's name of it; kernels of one name do the same. pieces, work: functions compiled by numba
+    (`njit`) over the address of XLA's call frame (`pallas_kernels.cpu.frame`); they must not raise. What a
+    piece writes must depend neither on the thread that runs it nor on the order of pieces.
     """
 
     name: str
     pieces: Any
     work: Any
-    _alive: list[Any] = field(default_factory=list, repr=False)
 
     def __call__(
         self,
@@ -39,11 +40,12 @@ class Kernel:
 
     def _register(self) -> None:
         with _lock:
-            if self._alive:
+            if self.name in _known:
                 return
-            self._alive.extend(make_handler(self.pieces, self.work))
+            handler = make_handler(self.pieces, self.work)
             capsule = ctypes.pythonapi.PyCapsule_New
             capsule.restype = ctypes.py_object
             capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
-            target = capsule(self._alive[0].address, None, None)
+            target = capsule(handler[0].address, None, None)
             jax.ffi.register_ffi_target(self.name, target, platform="cpu", api_version=1)
+            _known[self.name] = handler

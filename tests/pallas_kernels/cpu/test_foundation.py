@@ -126,3 +126,13 @@ def test_what_cannot_serve_says_why(monkeypatch: pytest.MonkeyPatch):
     assert available.why_not() is None
     monkeypatch.setattr(available.importlib.util, "find_spec", lambda name: None)
     assert "numba is not installed" in str(available.why_not())
+
+
+def test_two_kernels_of_one_name_are_one():
+    # As when two threads trace for the first time at once, and both make the kernel.
+    def call() -> jax.Array:
+        made = Kernel("jaxkv_test_twice", _pieces, _axpy)
+        return made([jax.ShapeDtypeStruct((3,), jnp.float32)], jnp.arange(3.0), jnp.ones(3))[0]
+
+    for _ in range(2):
+        np.testing.assert_array_equal(call(), [1, 3, 5])
