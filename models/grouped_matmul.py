@@ -3,6 +3,9 @@
 It walks a grid of (columns, visits, inner), where a visit is one tile of rows for one group: a tile that
 several groups share is visited once by each. Tile sizes follow from the shapes alone: those that move the
 fewest bytes and fit the memory of the core, as `choose_tiles` counts them.
+
+A TPU keeps matrices with the axis last that makes whole rows of lanes. The kernel reads either way; where
+neither axis does, all weights would be copied at every call (`can_multiply`).
 """
 
 from collections.abc import Iterator
@@ -32,6 +35,11 @@ class Tiles(NamedTuple):
     columns: int
 
 
+def can_multiply(weights: jax.Array | jax.ShapeDtypeStruct) -> bool:
+    """Whether a TPU keeps weights[G, columns, inner] as the kernel reads them, in a dtype that it takes."""
+    return weights.dtype in DTYPES and any(size % LANES == 0 for size in weights.shape[1:])
+
+
 def grouped_matmul(
     x: jax.Array, weights: jax.Array, counts: jax.Array, *, interpret: bool = False
 ) -> jax.Array:
@@ -43,8 +51,15 @@ def grouped_matmul(
     groups, columns, _ = weights.shape
     tiles = choose_tiles(num_rows, inner, columns, groups=groups, itemsize=weights.dtype.itemsize)
     padded = jnp.pad(x, ((0, -num_rows % tiles.rows), (0, 0)))
+    sums_are_last = inner % LANES == 0 or columns % LANES > 0
     out = gmm(
-        padded, weights, counts.astype(jnp.int32), x.dtype, tiles, transpose_rhs=True, interpret=interpret
+        padded,
+        weights if sums_are_last else weights.swapaxes(1, 2),
+        counts.astype(jnp.int32),
+        x.dtype,
+        tiles,
+        transpose_rhs=sums_are_last,
+        interpret=interpret,
     )
     return out[:num_rows]
 

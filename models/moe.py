@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from models.grouped_matmul import grouped_matmul
+from models.grouped_matmul import can_multiply, grouped_matmul
 
 # Rows of a tile, as in the table above; more are mostly padding.
 SMALLEST_TILE, LARGEST_TILE = 4, 32
@@ -96,8 +96,12 @@ def _by_groups(rows: jax.Array, counts: jax.Array, gate_up: jax.Array, down: jax
 
 
 def _by_kernel(rows: jax.Array, counts: jax.Array, gate_up: jax.Array, down: jax.Array) -> jax.Array:
-    """The same by the kernel of a TPU, in the dtypes that it takes."""
-    return _gated(grouped_matmul, rows, counts, gate_up, down)
+    """The same by the kernel of a TPU, where it can."""
+
+    def grouped(x: jax.Array, weights: jax.Array, counts: jax.Array) -> jax.Array:
+        return (grouped_matmul if can_multiply(weights) else _ragged_dot)(x, weights, counts)
+
+    return _gated(grouped, rows, counts, gate_up, down)
 
 
 def _gated(

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.grouped_matmul import MEMORY_BYTES, choose_tiles, grouped_matmul
+from models.grouped_matmul import MEMORY_BYTES, can_multiply, choose_tiles, grouped_matmul
 from models.moe import Experts, Routing
 from pallas_kernels.aot import compile_for_tpu
 
@@ -57,6 +57,10 @@ def test_sums_and_columns_that_are_no_multiple_of_a_tile(monkeypatch):
     compared([8, 0, 9], 21, 360, 520, "float32")
 
 
+def test_matrices_that_a_tpu_keeps_with_columns_last():
+    compared([8, 0, 9], 21, 40, 256, "bfloat16")
+
+
 SIZES = {
     "gpt-oss": (128, 4, 2880, 2880),
     "granite": (62, 6, 1536, 512),
@@ -82,10 +86,28 @@ def test_tiles_fit_the_core_and_the_layout(name, tokens, itemsize):
     assert len(rows_of_both) == 1
 
 
-def test_few_rows_read_each_matrix_in_whole_rows():
-    """The sum in one part: what a group's next tile of rows needs is there already."""
-    assert choose_tiles(640, 2048, 1024, groups=512, itemsize=2).inner == 2048
+def test_few_rows_read_each_matrix_once_and_nearly_whole():
+    assert choose_tiles(640, 2048, 1024, groups=512, itemsize=2) == (64, 2048, 1024)
     assert choose_tiles(640, 512, 2048, groups=512, itemsize=2) == (64, 512, 2048)
+
+
+@pytest.mark.parametrize(
+    ("inner", "columns", "dtype"),
+    [(2048, 1024, "bfloat16"), (1856, 2688, "bfloat16"), (2688, 100, "float32")],
+)
+def test_no_weights_are_copied(inner, columns, dtype):
+    """Where an axis is whole rows of lanes, in whatever order a TPU keeps the axes."""
+    weights = jax.ShapeDtypeStruct((16, columns, inner), dtype)
+    assert can_multiply(weights)
+    x, counts = jax.ShapeDtypeStruct((64, inner), dtype), jax.ShapeDtypeStruct((16,), jnp.int32)
+    memory = compile_for_tpu(grouped_matmul, [x, weights, counts], chip="v5e").memory_analysis()
+    assert memory is not None
+    assert memory.temp_size_in_bytes < 2**21 < weights.size * weights.dtype.itemsize
+
+
+@pytest.mark.parametrize(("shape", "dtype"), [((16, 2880, 2880), "bfloat16"), ((16, 512, 256), "float16")])
+def test_weights_that_the_kernel_does_not_take(shape, dtype):
+    assert not can_multiply(jax.ShapeDtypeStruct(shape, dtype))
 
 
 def test_an_expert_layer_of_qwen3_next_compiles_for_a_tpu():
