@@ -32,6 +32,7 @@ AHEAD = 16  # tokens between what is asked of memory and what is read
 _LINE = 64  # bytes: what a register of AVX-512 holds lies in one line of a cache
 _TOGETHER = 2**15  # elements of K that a piece reads at least, where there are so many: some 5 us
 _LOG2_E = tiles.LOG2_E
+_LOWEST = np.finfo(np.float32).min  # scores of -infinity weigh nothing against it
 _BESIDE = 2  # numbers behind a row's sums in what pieces leave: the largest score, the sum of weights
 
 # Operands; merging has one more before `out`, what pieces left.
@@ -165,7 +166,8 @@ def _finish(call, seq, head, sums, tops, totals):
         sink = load_float32(frame.operand(call, SINKS) + 4 * (head * group + r)) * _LOG2_E
         most = sink if sink > top else top
         scale = tiles.exp2_of_negative(top - most)
-        scale /= load_float32(totals + 4 * r) * scale + tiles.exp2_of_negative(sink - most)
+        total = load_float32(totals + 4 * r) * scale + tiles.exp2_of_negative(sink - most)
+        scale = np.float32(0) if total == 0 else scale / total
         out = frame.result(call, 0) + 4 * (row + r) * size_v
         tiles.scale_to(out, sums + 4 * r * size_v, size_v, scale)
 
@@ -359,7 +361,7 @@ def _kernels(dtype: str) -> _Kernels:
         tiles.scale_to(q, given, group * size, load_float32(frame.operand(call, FACTORS)))
         tiles.fill(sums, group * size_v, 0)
         for r in range(group):
-            store_float32(tops + 4 * r, -np.inf)
+            store_float32(tops + 4 * r, _LOWEST)
             store_float32(totals + 4 * r, 0)
             store_float32(ones + 4 * r, 1)
 

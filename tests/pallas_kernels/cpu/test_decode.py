@@ -12,7 +12,7 @@ from pallas_kernels.cpu.decode import CHUNK, SPLIT
 from pallas_kernels.operations import choose_implementation
 from pallas_kernels.settings import AttentionSettings
 from tests.pallas_kernels import checking
-from tests.pallas_kernels.cases import Step, make_step, written_by_hand
+from tests.pallas_kernels.cases import Step, make_step, write_token, written_by_hand
 
 
 def check(step: Step, **rest) -> None:
@@ -52,7 +52,7 @@ def test_groups_of_every_tile_of_rows(heads: int, group: int, dtype: str):
     check(step)
 
 
-@pytest.mark.parametrize("softcap", [0.5, 2.0, 50.0])
+@pytest.mark.parametrize("softcap", [0.5, 2.0, 50.0, 1e4, 1e30])
 def test_scores_are_capped(softcap: float):
     check(make_step(seq_lens=[9, 70], query_lens=[1, 1], head_size=64), softcap=softcap)
 
@@ -97,6 +97,38 @@ def test_sinks_join_what_pieces_are_merged_to():
         seq_lens=[2 * SPLIT, 5], query_lens=[1, 1], heads=1, group=2, head_size=16, block_size=64
     )
     check(step, sinks=np.array([3.0, -1.0], np.float32))
+
+
+@pytest.mark.parametrize("sinks", [None, np.array([0.0], np.float32)])
+def test_scores_of_minus_infinity_weigh_nothing(sinks: np.ndarray | None):
+    # A whole chunk of them comes first; products in float64, as by hand, are finite.
+    step = make_step(seq_lens=[2 * CHUNK], query_lens=[1], group=1, head_size=16, block_size=16)
+    step = replace(step, q=jnp.full_like(step.q, 30))
+    keys, values = step.history[0]
+    keys = np.where(np.arange(2 * CHUNK)[:, None, None] < CHUNK + 3, np.float32(-3e38), keys)
+    pages = np.array(step.pages)
+    for position in range(CHUNK + 3):
+        block = step.table.block_ids[0, position // 16]
+        page = pages[block * step.layer_slots + step.layer_slot]
+        write_token(step.layout, page, position % 16, keys[position], values[position])
+    check(replace(step, pages=jnp.asarray(pages), history=[(keys, values)]), sinks=sinks)
+
+
+@pytest.mark.parametrize("bits", [0x7FC00000, 0xFFC00000, 0x7FC00001, 0x7FFFFFFF])
+def test_a_query_that_is_no_number_gives_none_and_touches_no_other(bits: int):
+    step = make_step(seq_lens=[70, 9, 130], query_lens=[1] * 3, heads=2, head_size=16, block_size=16)
+    pages = jnp.asarray(written_by_hand(step))
+
+    def attend(q: jax.Array) -> np.ndarray:
+        place = {"layout": step.layout, "layer_slot": step.layer_slot, "layer_slots": step.layer_slots}
+        return np.asarray(
+            paged_attention(q, pages, step.batch, step.table, scale=0.3, implementation="numba", **place)
+        )
+
+    nan = np.array(bits, np.uint32).view(np.float32)
+    broken, whole = attend(step.q.at[1].set(nan)), attend(step.q)
+    assert np.isnan(broken[1]).all()
+    np.testing.assert_array_equal(broken[[0, 2]], whole[[0, 2]])
 
 
 def test_nothing_to_attend():
