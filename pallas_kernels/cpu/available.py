@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+from functools import cache
 
 import jax
 
@@ -14,7 +15,17 @@ def why_not() -> str | None:
         return f"its kernels need a POSIX system, not {os.name!r}"
     if importlib.util.find_spec("numba") is None:
         return 'numba is not installed (pip install "jaxkv[cpu]")'
-    return None
+    return _why_numba_fails()
+
+
+@cache
+def _why_numba_fails() -> str | None:
+    try:
+        from numba.core import config
+    except ImportError as error:  # as where numpy is newer than numba knows
+        return f"numba cannot be imported: {error}"
+    disabled: bool = config.DISABLE_JIT  # pyright: ignore[reportAttributeAccessIssue]
+    return "NUMBA_DISABLE_JIT is set" if disabled else None
 
 
 def multiplies_bfloat16() -> bool:

@@ -1,6 +1,9 @@
 """Kernels for CPUs compiled by numba: the call frame, pieces on several threads, buffers written in place."""
 
+import os
 import re
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -126,6 +129,28 @@ def test_what_cannot_serve_says_why(monkeypatch: pytest.MonkeyPatch):
     assert available.why_not() is None
     monkeypatch.setattr(available.importlib.util, "find_spec", lambda name: None)
     assert "numba is not installed" in str(available.why_not())
+
+
+@pytest.mark.parametrize(
+    ("numba", "switch", "message"),
+    [
+        ("raise ImportError('numba needs another numpy')", "0", "numba needs another numpy"),
+        (None, "1", "NUMBA_DISABLE_JIT is set"),
+    ],
+)
+def test_a_numba_that_compiles_nothing_is_not_chosen(numba, switch, message, tmp_path: Path):
+    if numba is not None:
+        (tmp_path / "numba").mkdir()
+        (tmp_path / "numba" / "__init__.py").write_text(numba)
+    root = Path(available.__file__).parents[2]
+    done = subprocess.run(
+        [sys.executable, "-c", "from pallas_kernels.cpu.available import why_not; print(why_not())"],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{root}", "NUMBA_DISABLE_JIT": switch},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert message in done.stdout
 
 
 def test_two_kernels_of_one_name_are_one():
