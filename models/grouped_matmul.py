@@ -1,8 +1,8 @@
 """Rows that are sorted by group, each group times a matrix of its own, on a TPU: `megablox`' kernel from JAX.
 
 It walks a grid of (columns, visits, inner), where a visit is one tile of rows for one group: a tile that
-several groups share is visited once by each. Tile sizes follow from the shapes alone: those that move the
-fewest bytes and fit the memory of the core, as `choose_tiles` counts them.
+several groups share is visited once by each. Tile sizes follow from the shapes alone: the cheapest that
+fit the memory of the core, as `choose_tiles` counts.
 
 A TPU keeps matrices with the axis last that makes whole rows of lanes. The kernel reads either way; where
 neither axis does, all weights would be copied at every call (`can_multiply`).
@@ -19,11 +19,13 @@ from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm
 DTYPES = ("bfloat16", "float32")  # what the kernel takes
 LANES = 128
 SUBLANES = 16  # of a 16-bit type; a multiple of what a 32-bit type needs
-SMALLEST_ROWS, LARGEST_ROWS = 64, 512
+ROWS = (128, 256, 512)  # of a tile: fewer leave the matrix unit idle, more are mostly masked
 # A kernel that asks for no more gets 16 MiB or more; the rest is for what the compiler keeps itself.
 MEMORY_BYTES = 12 * 2**20
 # What could be read while the next step of the grid starts, about a third of a microsecond.
 STEP_BYTES = 2**19
+# Of the matrix units in bfloat16 while one byte is read: v5e has 240, v6e 560.
+OPERATIONS_PER_BYTE = 400
 _FLOAT32_BYTES = 4
 
 
@@ -65,26 +67,18 @@ def grouped_matmul(
 
 
 def choose_tiles(num_rows: int, inner: int, columns: int, *, groups: int, itemsize: int) -> Tiles:
-    """The tiles that move the fewest bytes, of those that fit `MEMORY_BYTES`.
+    """The cheapest tiles, by `_cost`, of those that fit `MEMORY_BYTES`.
 
-    Rows of a tile depend on the rows of a group alone, so that products one after another share the list of
-    visits. The smallest, one row of lanes each way, fit whatever the shapes.
+    The smallest, one row of lanes each way, fit whatever the shapes.
     """
-    rows = min(_tile_rows(num_rows, groups), _round_up(num_rows, SUBLANES))
+    all_rows = _round_up(num_rows, SUBLANES)
+    row_tiles = sorted({min(rows, all_rows) for rows in ROWS})
     fitting = (
         tiles
-        for tiles in (Tiles(rows, *sizes) for sizes in product(_parts(inner), _parts(columns)))
+        for tiles in (Tiles(*sizes) for sizes in product(row_tiles, _parts(inner), _parts(columns)))
         if _memory_bytes(tiles, inner, itemsize) <= MEMORY_BYTES
     )
-    return min(fitting, key=lambda tiles: _bytes_moved(tiles, num_rows, inner, columns, groups, itemsize))
-
-
-def _tile_rows(num_rows: int, groups: int) -> int:
-    """A power of two, the rows that a group gets if all get as many."""
-    size = SMALLEST_ROWS
-    while size < LARGEST_ROWS and size * groups < num_rows:
-        size *= 2
-    return size
+    return min(fitting, key=lambda tiles: _cost(tiles, num_rows, inner, columns, groups, itemsize))
 
 
 def _parts(size: int) -> Iterator[int]:
@@ -105,18 +99,21 @@ def _memory_bytes(tiles: Tiles, inner: int, itemsize: int) -> int:
     return 2 * (operands + results) * itemsize + (2 * results + masked) * _FLOAT32_BYTES
 
 
-def _bytes_moved(tiles: Tiles, num_rows: int, inner: int, columns: int, groups: int, itemsize: int) -> int:
-    """Between memory and core, with the starts of steps as bytes; every group has rows where there are
-    enough. What the last step used is not read again, which helps only where the sum is in one part."""
+def _cost(tiles: Tiles, num_rows: int, inner: int, columns: int, groups: int, itemsize: int) -> int:
+    """Bytes that are read, and that could be read during the products and the starts of steps. Every group
+    has rows where there are enough. What the last step used is not read again, which helps only where the sum
+    is in one part.
+    """
     row_tiles, sums, column_tiles = (
         -(-size // tile) for size, tile in zip((num_rows, inner, columns), tiles, strict=True)
     )
     busy = min(groups, num_rows)
     visits = row_tiles + busy - 1
     x_tiles, matrices = (row_tiles, busy) if sums == 1 else (visits, visits)
-    x_bytes = column_tiles * x_tiles * tiles.rows * inner * itemsize
-    weight_bytes = matrices * inner * columns * itemsize
-    return x_bytes + weight_bytes + column_tiles * visits * sums * STEP_BYTES
+    elements = column_tiles * x_tiles * tiles.rows * inner + matrices * inner * columns
+    operations = 2 * visits * tiles.rows * inner * columns
+    steps = column_tiles * visits * sums
+    return elements * itemsize + operations // OPERATIONS_PER_BYTE + steps * STEP_BYTES
 
 
 def _round_up(size: int, unit: int) -> int:
