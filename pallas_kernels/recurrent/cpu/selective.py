@@ -6,13 +6,14 @@ from math import log
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numba import njit
 
 from pallas_kernels.batch import RaggedBatch
 from pallas_kernels.cpu import frame
 from pallas_kernels.cpu import registers as r
+from pallas_kernels.cpu.instruction import compiled
 from pallas_kernels.cpu.kernel import Kernel
 from pallas_kernels.cpu.memory import load_int64
+from pallas_kernels.recurrent.cpu.dtypes import readable
 from pallas_kernels.recurrent.cpu.exponentials import exp2_of_negative
 from pallas_kernels.recurrent.cpu.states import ADDRESS, WORD
 from pallas_kernels.recurrent.cpu.units import LANES, Units, cut
@@ -32,10 +33,10 @@ AHEAD = 4
 def selective_scan_numba(
     inputs: SelectiveInputs, pages: jax.Array, batch: RaggedBatch, table: StateTable, place: StatePlace
 ) -> StepResult:
-    """Same contract as `selective_scan_reference`, but outputs have x's dtype."""
+    """Same contract as `selective_scan_reference`, but outputs have bfloat16 where x has."""
     units = cut(place, matrices=False)
     assert isinstance(units, Units)  # the implementation was not refused
-    x, dt, a, b, c, d = inputs
+    x, dt, a, b, c, d = readable(inputs.x), *inputs[1:]
     columns = a.reshape(-1, LANES, a.shape[1]).swapaxes(1, 2)  # as they are needed one after another
     values = [dt, columns / log(2), b, c, d]
     values = [x, *(value.astype(jnp.float32) for value in values)]
@@ -50,7 +51,7 @@ def _kernel(units: Units, dtype: np.dtype) -> Kernel:
     load = r.load_bfloat16 if element == 2 else r.load
     store = r.store_bfloat16 if element == 2 else r.store
 
-    @njit(error_model="numpy")
+    @compiled
     def span(call, unit, table, room, first, stop, _position):
         at = unit * width
         x, out = frame.operand(call, X) + at * element, frame.result(call, OUT) + at * element

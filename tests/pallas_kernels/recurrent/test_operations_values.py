@@ -1,5 +1,7 @@
 """The implementations that run on a CPU against float64 recurrences, token by token."""
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -142,3 +144,15 @@ def test_exponentials_of_decays():
 def test_a_step_of_padding_only_changes_nothing(name):
     step = make_step(OPERATIONS[name], [], spare_tokens=4, spare_rows=2)
     check(step, "xla")
+
+
+@pytest.mark.parametrize("implementation", ["xla", "numba"])
+def test_inputs_in_float16(implementation):
+    operation = mamba1(48, 4)
+
+    def tokens(rng: np.random.Generator, n: int) -> dict[str, np.ndarray]:
+        plain = operation.tokens(rng, n)
+        return plain | {"x": plain["x"].astype(np.float16)}
+
+    step = make_step(replace(operation, tokens=tokens), EVERY_LENGTH[:4], spare_tokens=3)
+    check(step, implementation, rtol=2.0**-10)  # outputs are rounded to float16
