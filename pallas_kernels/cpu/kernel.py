@@ -1,18 +1,36 @@
 """A kernel that jitted code can call: compiled and made known to XLA when it is first asked for."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 import jax
+from numba.core import config
 
 from pallas_kernels.cpu.parallel import make_handler
 
 _lock = Lock()
 _known: dict[str, list[Any]] = {}
 """What XLA calls, by name: two threads that trace at once may each have made a kernel of one name."""
+
+
+@contextmanager
+def _second_level() -> Iterator[None]:
+    """LLVM's second level of optimisation for what numba compiles meanwhile.
+
+    The third of LLVM 22.1 lost a load (it stored poison) in a kernel whose loop had 1 or 8 turns; kernels are
+    not slower on the second.
+    """
+    settings: Any = config
+    level = settings.OPT
+    settings.OPT = type(level)(min(2, level))
+    try:
+        yield
+    finally:
+        settings.OPT = level
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +60,8 @@ class Kernel:
         with _lock:
             if self.name in _known:
                 return
-            handler = make_handler(self.pieces, self.work)
+            with _second_level():
+                handler = make_handler(self.pieces, self.work)
             capsule = ctypes.pythonapi.PyCapsule_New
             capsule.restype = ctypes.py_object
             capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]

@@ -8,7 +8,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.core.datamodel.models import PrimitiveModel
 from numba.core.datamodel.registry import register_default
 
@@ -146,7 +145,4 @@ def _rounded(builder: Any, value: Any) -> Any:
 @instruction(types.void, types.int64)
 def prefetch(builder: Any, address: Any) -> None:
     """Asks for the line at an address to come to the second cache."""
-    byte = ir.IntType(8).as_pointer()
-    function_type = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
-    function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-    builder.call(function, [builder.inttoptr(address, byte), INT32(0), INT32(2), INT32(1)])
+    vectors.prefetch(builder, address)

@@ -10,7 +10,6 @@ from typing import Any
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 
 from pallas_kernels.cpu import vectors
 from pallas_kernels.cpu.instruction import instruction
@@ -52,8 +51,8 @@ def score_tile(rows: int, tokens: int, load: Loader) -> Any:
 
         def step(at: Any, old: list[Any]) -> list[Any]:
             for t in range(tokens):
-                _prefetch(builder, _plus(builder, soon, k_token, t, at))
-                _prefetch(builder, _plus(builder, soon_too, k_token, t, at))
+                vectors.prefetch(builder, _plus(builder, soon, k_token, t, at))
+                vectors.prefetch(builder, _plus(builder, soon_too, k_token, t, at))
             queries = [vectors.load_floats(builder, _plus(builder, q, q_row, r, at)) for r in range(rows)]
             keys = [load(builder, _plus(builder, k, k_token, t, at)) for t in range(tokens)]
             return _add_products(builder, queries, keys, old)
@@ -231,14 +230,6 @@ def _tanh_of_small(builder: Any, y: Any) -> Any:
     for coefficient in reversed(_TANH[:-1]):
         value = vectors.multiply_add(builder, value, square, _constant(coefficient))
     return builder.fmul(value, y)
-
-
-def _prefetch(builder: Any, address: Any) -> None:
-    """Asks for the line of an address, whatever is there."""
-    function_type = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), INT32, INT32, INT32])
-    function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
-    pointer = builder.inttoptr(address, ir.IntType(8).as_pointer())
-    builder.call(function, [pointer, INT32(0), INT32(2), INT32(1)])  # to read, into the second cache, data
 
 
 def _constant(value: float) -> Any:

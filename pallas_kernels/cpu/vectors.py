@@ -88,3 +88,11 @@ def fold_lanes(builder: Any, vector: Any, both: Callable[[Any, Any], Any]) -> An
         moved = builder.shuffle_vector(vector, vector, ir.Constant(WORDS, order))
         vector = both(vector, moved)
     return builder.extract_element(vector, INT32(0))
+
+
+def prefetch(builder: Any, address: Any) -> None:
+    """Asks for the line at an address to come to the second cache, whatever is there."""
+    byte = ir.IntType(8).as_pointer()
+    function_type = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
+    function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
+    builder.call(function, [builder.inttoptr(address, byte), INT32(0), INT32(2), INT32(1)])

@@ -2,7 +2,13 @@
 
 from pallas_kernels.recurrent.choice import Implementation
 from pallas_kernels.recurrent.conv_delta import in_turn
-from pallas_kernels.recurrent.cpu.operations import refuses_columns, selective_scan_numba
+from pallas_kernels.recurrent.cpu.operations import (
+    gated_delta_rule_numba,
+    refuses_columns,
+    refuses_heads,
+    selective_scan_numba,
+    ssd_numba,
+)
 from pallas_kernels.recurrent.gpu.decode import gated_delta_rule_gpu, selective_scan_gpu, ssd_gpu
 from pallas_kernels.recurrent.gpu.support import refuses_lines
 from pallas_kernels.recurrent.inputs import scaled_first
@@ -45,12 +51,14 @@ SSD = {
     "xla": Implementation(ssd_xla),
     "pallas_tpu": Implementation(ssd_tpu, refuses_matrices),
     "pallas_gpu": Implementation(ssd_gpu, refuses_lines),
+    "numba": Implementation(ssd_numba, refuses_heads),
 }
 GATED_DELTA_RULE = {
     "reference": Implementation(scaled_first(gated_delta_rule_reference)),
     "xla": Implementation(gated_delta_rule_xla),
     "pallas_tpu": Implementation(scaled_first(gated_delta_rule_tpu), refuses_delta),
     "pallas_gpu": Implementation(scaled_first(gated_delta_rule_gpu), refuses_lines),
+    "numba": Implementation(gated_delta_rule_numba, refuses_heads),
 }
 CONV_DELTA_RULE = {
     "reference": Implementation(in_turn(causal_conv1d_reference, GATED_DELTA_RULE["reference"].run)),
@@ -59,5 +67,9 @@ CONV_DELTA_RULE = {
     "pallas_gpu": Implementation(
         in_turn(causal_conv1d_xla, GATED_DELTA_RULE["pallas_gpu"].run),
         lambda place, key_heads: refuses_lines(place.state, key_heads),
+    ),
+    "numba": Implementation(
+        in_turn(causal_conv1d_xla, gated_delta_rule_numba),
+        lambda place, key_heads: refuses_heads(place.state, key_heads),
     ),
 }

@@ -7,9 +7,9 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
-from numba import njit
 
 from pallas_kernels.cpu import registers
+from pallas_kernels.cpu.instruction import compiled
 from pallas_kernels.cpu.memory import load_int32, load_int64, store_int64
 from pallas_kernels.recurrent.cpu.units import LANES, Units
 
@@ -39,7 +39,7 @@ def state_functions(units: Units) -> StateFunctions:
     page_words, layer_slots = units.page_words, units.layer_slots
     register_words, register = LANES, registers.BYTES
 
-    @njit
+    @compiled
     def words_at(pool, slot, blocks, unit, row):
         """The address of a row of words."""
         word = first_word + unit // across * block_stride + unit % across * width + row * row_stride
@@ -47,25 +47,25 @@ def state_functions(units: Units) -> StateFunctions:
         page = np.int64(load_int32(blocks + at // layer_slots * WORD)) * layer_slots + at % layer_slots
         return pool + (page * page_words + word % page_words) * WORD
 
-    @njit
+    @compiled
     def low_row(row):
         return row if high_rows else 2 * row
 
-    @njit
+    @compiled
     def high_row(row):
         return row + high_rows if high_rows else 2 * row + 1
 
-    @njit
+    @compiled
     def clear(at):
         for column in range(0, width, register_words):
             registers.store(at + column * WORD, registers.splat(np.float32(0)))
 
-    @njit
+    @compiled
     def copy(source, target):
         for column in range(0, width, register_words):
             registers.store(target + column * WORD, registers.load(source + column * WORD))
 
-    @njit
+    @compiled
     def open_state(pool, slot, read, write, unit, table, room):
         fresh = load_int32(read) == 0
         if packed:
@@ -92,7 +92,7 @@ def state_functions(units: Units) -> StateFunctions:
                     if source != here:
                         copy(source, here)
 
-    @njit
+    @compiled
     def keep(pool, slot, blocks, unit, table):
         if load_int32(blocks) == 0:
             return

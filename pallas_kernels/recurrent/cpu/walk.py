@@ -6,10 +6,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numba import njit
 
 from pallas_kernels.batch import RaggedBatch
 from pallas_kernels.cpu import frame, registers
+from pallas_kernels.cpu.instruction import compiled
 from pallas_kernels.cpu.kernel import Kernel
 from pallas_kernels.cpu.memory import allocate, free, load_int32
 from pallas_kernels.recurrent.cpu.states import ADDRESS, WORD, state_functions
@@ -39,23 +39,23 @@ def make_kernel(name: str, units: Units, span: Any, span_bytes: int, out_bytes: 
     table_bytes = -(-rows * ADDRESS // registers.BYTES) * registers.BYTES
     bytes_of_all = table_bytes + room_bytes + span_bytes + registers.BYTES
 
-    @njit
+    @compiled
     def sequences(call):
         return np.int64(load_int32(frame.operand(call, SEQUENCES)))
 
-    @njit
+    @compiled
     def jobs_of_a_piece(call):
         tokens = load_int32(frame.operand(call, STARTS) + sequences(call) * WORD)
         each = unit_bytes * max(1, tokens // max(1, sequences(call)))
         return max(1, PIECE_BYTES // each)
 
-    @njit
+    @compiled
     def pieces(call):
         jobs = count * (sequences(call) + 1)
         each = jobs_of_a_piece(call)
         return (jobs + each - 1) // each
 
-    @njit
+    @compiled
     def clear(call, unit, first):
         tokens, row = frame.result_size(call, OUT, 0), count * columns * out_bytes
         for token in range(first, tokens):
@@ -66,7 +66,7 @@ def make_kernel(name: str, units: Units, span: Any, span_bytes: int, out_bytes: 
                 else:
                     registers.store_bfloat16(at + column * 2, registers.splat(np.float32(0)))
 
-    @njit
+    @compiled
     def next_stop(call, sequence, first, end, to_length):
         kept = frame.operand_size(call, KEPT_LENS, 1)
         lens = frame.operand(call, KEPT_LENS) + sequence * kept * WORD
@@ -77,7 +77,7 @@ def make_kernel(name: str, units: Units, span: Any, span_bytes: int, out_bytes: 
                 stop = wanted
         return stop
 
-    @njit
+    @compiled
     def keep_checkpoints(call, sequence, unit, table, length):
         kept, width = frame.operand_size(call, KEPT_LENS, 1), frame.operand_size(call, KEPT, 2)
         lens = frame.operand(call, KEPT_LENS) + sequence * kept * WORD
@@ -88,7 +88,7 @@ def make_kernel(name: str, units: Units, span: Any, span_bytes: int, out_bytes: 
                 at = blocks + index * width * WORD
                 keep(frame.result(call, NEW_POOL), slot, at, unit, table)
 
-    @njit
+    @compiled
     def tokens_of(call, sequence, unit, table):
         starts = frame.operand(call, STARTS) + sequence * WORD
         first, end = np.int64(load_int32(starts)), np.int64(load_int32(starts + WORD))
@@ -107,7 +107,7 @@ def make_kernel(name: str, units: Units, span: Any, span_bytes: int, out_bytes: 
             first = stop
         keep(pool, slot, write, unit, table)
 
-    @njit(error_model="numpy")
+    @compiled
     def work(call, piece):
         each, rows_and_rest = jobs_of_a_piece(call), sequences(call) + 1
         memory = allocate(bytes_of_all)

@@ -83,9 +83,13 @@ def test_two_layers_on_a_cpu(operation):
 
 
 @pytest.mark.parametrize("decode_only", [True, False])
-def test_two_layers_of_mamba1_by_numba(decode_only):
-    compiled = compile_chain(mamba1(1024, 16), "numba", chip=None, tokens=32, decode_only=decode_only)
-    check_in_place(compiled)
+@pytest.mark.parametrize(
+    "operation",
+    [mamba1(1024, 16), mamba2(2, 64, 128), delta(1, 1, 16, 128)],
+    ids=lambda operation: operation.name,
+)
+def test_two_layers_by_numba(operation, decode_only):
+    check_in_place(compile_chain(operation, "numba", chip=None, tokens=32, decode_only=decode_only))
 
 
 @pytest.mark.parametrize("decode_only", [True, False])

@@ -2,11 +2,21 @@
 
 import pytest
 
-from tests.pallas_kernels.recurrent.recurrences import in_bfloat16, mamba1
+from tests.pallas_kernels.recurrent.recurrences import (
+    convolved_delta,
+    delta,
+    in_bfloat16,
+    mamba1,
+    mamba2,
+    with_strong_decays,
+)
 from tests.pallas_kernels.recurrent.steps import Sequence, check, make_step
 
 OPERATIONS = {
     "mamba1": mamba1(48, 4),
+    "mamba2": mamba2(4, 64, 16, 2),
+    "delta": delta(2, 4, 16, 32),
+    "conv and delta": convolved_delta(1, 2, 16),
 }
 EVERY_LENGTH = [
     Sequence(before=5, new=1),
@@ -29,7 +39,35 @@ def test_lengths_around_a_chunk_in_one_step(name, dtype):
     check(step, "numba")
 
 
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize("name", ["mamba1", "mamba2", "delta"])
 def test_inputs_in_bfloat16(name):
     step = make_step(in_bfloat16(OPERATIONS[name]), EVERY_LENGTH[:4], spare_tokens=3)
     check(step, "numba")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_decodes_only(name):
+    sequences = [
+        Sequence(before=4, new=1),
+        Sequence(before=0, new=1, starts_from_zeros=True),
+        Sequence(before=15, new=1, in_place=False, checkpoints=(16,)),
+    ]
+    step = make_step(OPERATIONS[name], sequences, spare_tokens=5, spare_rows=2, decode_only=True)
+    check(step, "numba")
+
+
+def test_keys_that_hardly_differ():
+    """The hardest system of equations: all off-diagonal entries near one."""
+    check(make_step(delta(1, 1, 16, 16, alike=True), [Sequence(before=0, new=130)]), "numba")
+
+
+@pytest.mark.parametrize("name", ["mamba2", "delta"])
+def test_strong_decays_before_weak_ones(name):
+    """Running sums of 1,200 are exact to 0.0001 only, and so would be weak decays as their differences."""
+    operation = with_strong_decays(OPERATIONS[name])
+    check(make_step(operation, [Sequence(before=3, new=50, checkpoints=(35,))]), "numba")
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_step_of_padding_only_changes_nothing(name):
+    check(make_step(OPERATIONS[name], [], spare_tokens=4, spare_rows=2), "numba")
