@@ -4,6 +4,7 @@ from pallas_kernels.recurrent.choice import Implementation
 from pallas_kernels.recurrent.conv_delta import in_turn
 from pallas_kernels.recurrent.cpu.operations import (
     gated_delta_rule_numba,
+    refuses_beside_convolution,
     refuses_columns,
     refuses_heads,
     selective_scan_numba,
@@ -68,8 +69,5 @@ CONV_DELTA_RULE = {
         in_turn(causal_conv1d_xla, GATED_DELTA_RULE["pallas_gpu"].run),
         lambda place, key_heads: refuses_lines(place.state, key_heads),
     ),
-    "numba": Implementation(
-        in_turn(causal_conv1d_xla, gated_delta_rule_numba),
-        lambda place, key_heads: refuses_heads(place.state, key_heads),
-    ),
+    "numba": Implementation(in_turn(causal_conv1d_xla, gated_delta_rule_numba), refuses_beside_convolution),
 }

@@ -3,6 +3,7 @@
 from typing import Any
 
 from pallas_kernels.cpu.available import why_not
+from pallas_kernels.recurrent.conv_delta import ConvDeltaPlace
 from pallas_kernels.recurrent.cpu.units import LANES, Units, cut
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
@@ -48,3 +49,10 @@ def refuses_heads(place: StatePlace, key_heads: int) -> str | None:
         return f"channels {head_size} and key size {size} of a head are not multiples of {LANES}"
     units = cut(place, matrices=True)
     return None if isinstance(units, Units) else units
+
+
+def refuses_beside_convolution(place: ConvDeltaPlace, key_heads: int) -> str | None:
+    """Why the delta rule's kernel does not follow XLA's convolution, or None."""
+    if not place.conv.words.are_rows:
+        return "the convolution's state is no whole rows: between it and a kernel XLA would copy the pool"
+    return refuses_heads(place.state, key_heads)

@@ -16,7 +16,6 @@ OPERATIONS = {
     "mamba1": mamba1(48, 4),
     "mamba2": mamba2(4, 64, 16, 2),
     "delta": delta(2, 4, 16, 32),
-    "conv and delta": convolved_delta(1, 2, 16),
 }
 EVERY_LENGTH = [
     Sequence(before=5, new=1),
@@ -43,6 +42,17 @@ def test_lengths_around_a_chunk_in_one_step(name, dtype):
 def test_inputs_in_bfloat16(name):
     step = make_step(in_bfloat16(OPERATIONS[name]), EVERY_LENGTH[:4], spare_tokens=3)
     check(step, "numba")
+
+
+def test_the_delta_rule_behind_a_convolution_whose_state_is_whole_rows():
+    step = make_step(convolved_delta(2, 4, 32), EVERY_LENGTH, part=0, page_rows=8, spare_tokens=2)
+    check(step, "numba")
+
+
+def test_a_convolution_whose_state_is_no_whole_rows_is_refused():
+    """XLA would copy the pool between its convolution and the kernel."""
+    with pytest.raises(ValueError, match="the convolution's state is no whole rows"):
+        check(make_step(convolved_delta(1, 2, 16), EVERY_LENGTH[:1]), "numba")
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
