@@ -31,38 +31,12 @@ def _storer(numba_type: types.Type, llvm_type: Any) -> Any:
     return store
 
 
-def _pointer(numba_type: types.Type, llvm_type: Any) -> Any:
-    @instruction(types.CPointer(numba_type), types.int64)
-    def pointer(builder: Any, address: Any) -> Any:
-        return builder.inttoptr(address, llvm_type.as_pointer())
-
-    return pointer
-
-
 load_int32 = _loader(types.int32, INT32)
 load_int64 = _loader(types.int64, INT64)
 load_float32 = _loader(types.float32, FLOAT)
 store_int32 = _storer(types.int32, INT32)
 store_int64 = _storer(types.int64, INT64)
 store_float32 = _storer(types.float32, FLOAT)
-
-# For `numba.carray(pointer(address), shape)`.
-int32_pointer = _pointer(types.int32, INT32)
-uint32_pointer = _pointer(types.uint32, INT32)
-uint16_pointer = _pointer(types.uint16, ir.IntType(16))
-float32_pointer = _pointer(types.float32, FLOAT)
-
-
-@instruction(types.float32, types.uint32)
-def bits_as_float32(builder: Any, bits: Any) -> Any:
-    """The float32 of a uint32's bits."""
-    return builder.bitcast(bits, FLOAT)
-
-
-@instruction(types.uint32, types.float32)
-def float32_as_bits(builder: Any, value: Any) -> Any:
-    """The bits of a float32 as a uint32."""
-    return builder.bitcast(value, INT32)
 
 
 @instruction(types.int64, types.int64, types.int64)

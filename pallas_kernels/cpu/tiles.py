@@ -14,15 +14,13 @@ from numba import types
 from pallas_kernels.cpu import vectors
 from pallas_kernels.cpu.instruction import instruction
 from pallas_kernels.cpu.memory import FLOAT, INT32, INT64
+from pallas_kernels.recurrent.xla.exponentials import COEFFICIENTS, LEAST, ROUNDER
 
 Loader = Callable[[Any, Any], Any]
 STEP = 4 * vectors.LANES  # bytes of 16 words
 
 LOG2_E = 1.4426950408889634
-LEAST = -126.0  # what is below counts as this: the logarithm of the smallest normal float32
-_ROUNDER = 1.5 * 2**23 + 127  # leaves the rounded number with the bias of an exponent in the low bits
-_EXP2 = (1.0, 0.6931470037, 0.2402224243, 0.0555073358, 0.0096715130, 0.0013264727)
-"""As in `pallas_kernels.recurrent.xla.exponentials`: relative error 9e-8 on [-1/2, 1/2]."""
+_ROUNDER = ROUNDER + 127  # leaves the rounded number with the bias of an exponent in the low bits
 _TANH = (1.0, -1 / 3, 2 / 15, -17 / 315)
 """tanh(y) / y by powers of y^2: relative error 2e-9 below _SMALL, where 1 - exp(-2 y) loses digits."""
 _SMALL = 0.125
@@ -191,10 +189,10 @@ def cap(builder: Any, scores: Any, count: Any, softcap: Any) -> None:
         # tanh(y) = (1 - e) / (1 + e) with e = exp(-2 y) for y = |score / softcap|; the sign is put back.
         bits = builder.bitcast(score, vectors.WORDS)
         negative = builder.fmul(builder.bitcast(builder.or_(bits, sign), vectors.FLOATS), over)
-        power = exp2(builder, builder.fmul(negative, _constant(2 * LOG2_E)))
-        one = _constant(1.0)
+        power = exp2(builder, builder.fmul(negative, vectors.constant(2 * LOG2_E)))
+        one = vectors.constant(1.0)
         tanh = builder.fdiv(builder.fsub(one, power), builder.fadd(one, power))
-        is_small = builder.fcmp_ordered(">", negative, _constant(-_SMALL))
+        is_small = builder.fcmp_ordered(">", negative, vectors.constant(-_SMALL))
         tanh = builder.select(is_small, _tanh_of_small(builder, builder.fneg(negative)), tanh)
         signed = builder.or_(builder.bitcast(tanh, vectors.WORDS), builder.and_(bits, sign))
         vectors.store_floats(builder, builder.fmul(builder.bitcast(signed, vectors.FLOATS), most), place)
@@ -211,29 +209,19 @@ def exp2_of_negative(builder: Any, x: Any) -> Any:
 
 def exp2(builder: Any, x: Any) -> Any:
     """2^x of 16 float32 <= 0; 0 below 2^-126."""
-    least = _constant(LEAST)
+    least = vectors.constant(LEAST)
     below = builder.fcmp_ordered("<", x, least)
     x = builder.select(below, least, x)
-    shifted = builder.fadd(x, _constant(_ROUNDER))
-    fraction = builder.fsub(x, builder.fsub(shifted, _constant(_ROUNDER)))
-    value = _constant(_EXP2[-1])
-    for coefficient in reversed(_EXP2[:-1]):
-        value = vectors.multiply_add(builder, value, fraction, _constant(coefficient))
+    shifted = builder.fadd(x, vectors.constant(_ROUNDER))
+    fraction = builder.fsub(x, builder.fsub(shifted, vectors.constant(_ROUNDER)))
+    value = vectors.polynomial(builder, fraction, COEFFICIENTS)
     shift = ir.Constant(vectors.WORDS, [23] * vectors.LANES)
     exponent = builder.bitcast(builder.shl(builder.bitcast(shifted, vectors.WORDS), shift), vectors.FLOATS)
     return builder.select(below, vectors.ZEROS, builder.fmul(value, exponent))  # of NaN, NaN
 
 
 def _tanh_of_small(builder: Any, y: Any) -> Any:
-    square = builder.fmul(y, y)
-    value = _constant(_TANH[-1])
-    for coefficient in reversed(_TANH[:-1]):
-        value = vectors.multiply_add(builder, value, square, _constant(coefficient))
-    return builder.fmul(value, y)
-
-
-def _constant(value: float) -> Any:
-    return ir.Constant(vectors.FLOATS, [value] * vectors.LANES)
+    return builder.fmul(vectors.polynomial(builder, builder.fmul(y, y), _TANH), y)
 
 
 def _plus(builder: Any, address: Any, stride: Any, times: int, more: Any = None) -> Any:

@@ -4,7 +4,7 @@ For what `pallas_kernels.cpu.instruction` builds. LLVM lowers the vectors to wha
 AVX-512 register, two of AVX, four of NEON. `multiply_add` rounds once, so results do not depend on the width.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from llvmlite import ir
@@ -72,6 +72,19 @@ def multiply_add(builder: Any, a: Any, b: Any, c: Any) -> Any:
     function_type = ir.FunctionType(FLOATS, [FLOATS] * 3)
     fma = cgutils.get_or_insert_function(builder.module, function_type, f"llvm.fma.v{LANES}f32")
     return builder.call(fma, [a, b, c])
+
+
+def constant(value: float) -> Any:
+    """A number known when compiling, as float32 in all 16 lanes."""
+    return ir.Constant(FLOATS, [value] * LANES)
+
+
+def polynomial(builder: Any, x: Any, coefficients: Sequence[float]) -> Any:
+    """The polynomial of 16 float32 with such coefficients, the constant one first."""
+    value = constant(coefficients[-1])
+    for coefficient in reversed(coefficients[:-1]):
+        value = multiply_add(builder, value, x, constant(coefficient))
+    return value
 
 
 def sum_of_lanes(builder: Any, vector: Any) -> Any:

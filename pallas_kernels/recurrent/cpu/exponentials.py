@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import numpy as np
 from llvmlite import ir
 
 from pallas_kernels.cpu import vectors
@@ -14,16 +13,10 @@ from pallas_kernels.recurrent.xla.exponentials import COEFFICIENTS, LEAST, ROUND
 @instruction(REGISTER, REGISTER)
 def exp2_of_negative(builder: Any, x: Any) -> Any:
     """2^x, as the function of that name in `pallas_kernels.recurrent.xla.exponentials`."""
-    x = builder.select(builder.fcmp_ordered(">", x, _all(LEAST)), x, _all(LEAST))
-    shifted = builder.fadd(x, _all(ROUNDER))
-    fraction = builder.fsub(x, builder.fsub(shifted, _all(ROUNDER)))
-    value = _all(COEFFICIENTS[-1])
-    for coefficient in reversed(COEFFICIENTS[:-1]):
-        value = vectors.multiply_add(builder, value, fraction, _all(coefficient))
+    x = builder.select(builder.fcmp_ordered(">", x, vectors.constant(LEAST)), x, vectors.constant(LEAST))
+    shifted = builder.fadd(x, vectors.constant(ROUNDER))
+    fraction = builder.fsub(x, builder.fsub(shifted, vectors.constant(ROUNDER)))
+    value = vectors.polynomial(builder, fraction, COEFFICIENTS)
     shift = ir.Constant(vectors.WORDS, [23] * vectors.LANES)
     exponent = builder.shl(builder.bitcast(shifted, vectors.WORDS), shift)
     return builder.bitcast(builder.add(builder.bitcast(value, vectors.WORDS), exponent), vectors.FLOATS)
-
-
-def _all(value: float) -> Any:
-    return ir.Constant(vectors.FLOATS, [float(np.float32(value))] * vectors.LANES)

@@ -12,11 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numba import njit
-from numba.np.numpy_support import carray
 
 from pallas_kernels.cpu import available, frame
 from pallas_kernels.cpu.kernel import Kernel
-from pallas_kernels.cpu.memory import float32_pointer
+from pallas_kernels.cpu.memory import load_float32, store_float32
 
 PIECE = 1000
 
@@ -29,11 +28,9 @@ def _pieces(call):
 @njit(error_model="numpy")
 def _axpy(call, piece):
     size = frame.operand_size(call, 0, 0)
-    x = carray(float32_pointer(frame.operand(call, 0)), (size,))
-    y = carray(float32_pointer(frame.operand(call, 1)), (size,))
-    out = carray(float32_pointer(frame.result(call, 0)), (size,))
+    x, y, out = frame.operand(call, 0), frame.operand(call, 1), frame.result(call, 0)
     for i in range(piece * PIECE, min(size, (piece + 1) * PIECE)):
-        out[i] = np.float32(2) * x[i] + y[i]
+        store_float32(out + 4 * i, np.float32(2) * load_float32(x + 4 * i) + load_float32(y + 4 * i))
 
 
 axpy = Kernel("jaxkv_test_axpy", _pieces, _axpy)
