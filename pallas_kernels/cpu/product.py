@@ -7,7 +7,6 @@ of threads.
 """
 
 from functools import cache
-from itertools import chain
 from typing import Any
 
 import jax
@@ -111,31 +110,22 @@ def _tile(rows: int, registers: int, is_pairs: bool, width: int) -> Any:
 
     @instruction(types.void, *[types.int64] * 6)
     def tile(builder: Any, x: Any, x_row: Any, panel: Any, words: Any, out: Any, out_row: Any) -> None:
-        before = builder.block
-        loop, done = builder.append_basic_block("word"), builder.append_basic_block("done")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        index = builder.phi(INT64)
-        index.add_incoming(INT64(0), before)
-        sums = [[builder.phi(vectors.FLOATS) for _ in range(registers)] for _ in range(rows)]
-        at = builder.add(panel, builder.mul(index, INT64(width * _WORD)))
-        weights = [vectors.load_floats(builder, vectors.at(builder, at, offset)) for offset in offsets]
-        at = builder.add(x, builder.mul(index, INT64(_WORD)))
-        new_sums = []
-        for row in range(rows):
-            value = vectors.load_splat(builder, builder.add(at, builder.mul(x_row, INT64(row))))
-            pairs = zip(weights, sums[row], strict=True)
-            new_sums.append([multiply_add(builder, value, w, total) for w, total in pairs])
-        following = builder.add(index, INT64(1))
-        index.add_incoming(following, loop)
-        for old, new in zip(chain(*sums), chain(*new_sums), strict=True):
-            old.add_incoming(vectors.ZEROS, before)
-            old.add_incoming(new, loop)
-        builder.cbranch(builder.icmp_signed("<", following, words), loop, done)
-        builder.position_at_end(done)
+        def step(index: Any, sums: list[Any]) -> list[Any]:
+            at = builder.add(panel, builder.mul(index, INT64(width * _WORD)))
+            weights = [vectors.load_floats(builder, vectors.at(builder, at, offset)) for offset in offsets]
+            at = builder.add(x, builder.mul(index, INT64(_WORD)))
+            new = []
+            for row in range(rows):
+                value = vectors.load_splat(builder, builder.add(at, builder.mul(x_row, INT64(row))))
+                of_row = sums[row * registers : (row + 1) * registers]
+                new += [multiply_add(builder, value, w, s) for w, s in zip(weights, of_row, strict=True)]
+            return new
+
+        sums = vectors.loop(builder, words, 1, [vectors.ZEROS] * (rows * registers), step)
         for row in range(rows):
             at = builder.add(out, builder.mul(out_row, INT64(row)))
-            for offset, total in zip(offsets, new_sums[row], strict=True):
+            of_row = sums[row * registers : (row + 1) * registers]
+            for offset, total in zip(offsets, of_row, strict=True):
                 vectors.store_floats(builder, total, vectors.at(builder, at, offset))
 
     return tile

@@ -55,7 +55,7 @@ def score_tile(rows: int, tokens: int, load: Loader) -> Any:
             keys = [load(builder, _plus(builder, k, k_token, t, at)) for t in range(tokens)]
             return _add_products(builder, queries, keys, old)
 
-        sums = _loop(builder, q_row, STEP, [vectors.ZEROS] * (rows * tokens), step)
+        sums = vectors.loop(builder, q_row, STEP, [vectors.ZEROS] * (rows * tokens), step)
         for r in range(rows):
             for t in range(tokens):
                 total = vectors.sum_of_lanes(builder, sums[r * tokens + t])
@@ -98,7 +98,7 @@ def value_tile(rows: int, registers: int, load: Loader) -> Any:
             ]
             return _add_products(builder, ws, values, old)
 
-        new = _loop(builder, builder.mul(tokens, INT64(4)), 4, start, add)
+        new = vectors.loop(builder, builder.mul(tokens, INT64(4)), 4, start, add)
         for r in range(rows):
             for i in range(registers):
                 at = vectors.at(builder, _plus(builder, sums, sums_row, r), i * STEP)
@@ -116,7 +116,7 @@ def largest(builder: Any, numbers: Any, count: Any) -> Any:
         return [builder.select(builder.fcmp_ordered(">", new, old[0]), new, old[0])]
 
     lowest = ir.Constant(vectors.FLOATS, [float("-inf")] * vectors.LANES)
-    (top,) = _loop(builder, builder.mul(count, INT64(4)), STEP, [lowest], step)
+    (top,) = vectors.loop(builder, builder.mul(count, INT64(4)), STEP, [lowest], step)
     return vectors.fold_lanes(
         builder, top, lambda a, b: builder.select(builder.fcmp_ordered(">", a, b), a, b)
     )
@@ -130,7 +130,7 @@ def fill(builder: Any, numbers: Any, count: Any, value: Any) -> None:
         vectors.store_floats(builder, vectors.splat(builder, value), builder.add(numbers, at))
         return old
 
-    _loop(builder, builder.mul(count, INT64(4)), STEP, [], step)
+    vectors.loop(builder, builder.mul(count, INT64(4)), STEP, [], step)
 
 
 @instruction(types.void, types.int64, types.int64, types.int64, types.float32)
@@ -143,7 +143,7 @@ def scale_to(builder: Any, target: Any, source: Any, count: Any, scale: Any) -> 
         vectors.store_floats(builder, value, builder.add(target, at))
         return old
 
-    _loop(builder, builder.mul(count, INT64(4)), STEP, [], step)
+    vectors.loop(builder, builder.mul(count, INT64(4)), STEP, [], step)
 
 
 @instruction(types.void, types.int64, types.int64, types.int64, types.float32)
@@ -158,7 +158,7 @@ def add_scaled(builder: Any, target: Any, source: Any, count: Any, scale: Any) -
         vectors.store_floats(builder, value, place)
         return old
 
-    _loop(builder, builder.mul(count, INT64(4)), STEP, [], step)
+    vectors.loop(builder, builder.mul(count, INT64(4)), STEP, [], step)
 
 
 @instruction(types.float32, types.int64, types.int64, types.float32)
@@ -172,7 +172,7 @@ def weigh(builder: Any, scores: Any, count: Any, largest: Any) -> Any:
         vectors.store_floats(builder, weights, place)
         return [builder.fadd(old[0], weights)]
 
-    (total,) = _loop(builder, builder.mul(count, INT64(4)), STEP, [vectors.ZEROS], step)
+    (total,) = vectors.loop(builder, builder.mul(count, INT64(4)), STEP, [vectors.ZEROS], step)
     return vectors.sum_of_lanes(builder, total)
 
 
@@ -198,7 +198,7 @@ def cap(builder: Any, scores: Any, count: Any, softcap: Any) -> None:
         vectors.store_floats(builder, builder.fmul(builder.bitcast(signed, vectors.FLOATS), most), place)
         return old
 
-    _loop(builder, builder.mul(count, INT64(4)), STEP, [], step)
+    vectors.loop(builder, builder.mul(count, INT64(4)), STEP, [], step)
 
 
 @instruction(types.float32, types.float32)
@@ -238,28 +238,3 @@ def _add_products(builder: Any, rows: list[Any], columns: list[Any], sums: list[
         vectors.multiply_add(builder, row, column, total)
         for (row, column), total in zip(pairs, sums, strict=True)
     ]
-
-
-def _loop(
-    builder: Any, stop: Any, step: int, start: list[Any], body: Callable[[Any, list[Any]], list[Any]]
-) -> list[Any]:
-    """What `body(index, values)` makes of values, for index 0, step, ... below stop; runs at least once."""
-    before = builder.block
-    loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
-    builder.branch(loop)
-    builder.position_at_end(loop)
-    index = builder.phi(INT64)
-    index.add_incoming(INT64(0), before)
-    values = []
-    for value in start:
-        phi = builder.phi(value.type)
-        phi.add_incoming(value, before)
-        values.append(phi)
-    new = body(index, list(values))
-    following = builder.add(index, INT64(step))
-    index.add_incoming(following, builder.block)
-    for phi, value in zip(values, new, strict=True):
-        phi.add_incoming(value, builder.block)
-    builder.cbranch(builder.icmp_signed("<", following, stop), loop, done)
-    builder.position_at_end(done)
-    return new

@@ -109,3 +109,28 @@ def prefetch(builder: Any, address: Any) -> None:
     function_type = ir.FunctionType(ir.VoidType(), [byte, INT32, INT32, INT32])
     function = cgutils.get_or_insert_function(builder.module, function_type, "llvm.prefetch.p0")
     builder.call(function, [builder.inttoptr(address, byte), INT32(0), INT32(2), INT32(1)])
+
+
+def loop(
+    builder: Any, stop: Any, step: int, start: list[Any], body: Callable[[Any, list[Any]], list[Any]]
+) -> list[Any]:
+    """What `body(index, values)` makes of values, for index 0, step, ... below stop; runs at least once."""
+    before = builder.block
+    loop, done = builder.append_basic_block("loop"), builder.append_basic_block("done")
+    builder.branch(loop)
+    builder.position_at_end(loop)
+    index = builder.phi(INT64)
+    index.add_incoming(INT64(0), before)
+    values = []
+    for value in start:
+        phi = builder.phi(value.type)
+        phi.add_incoming(value, before)
+        values.append(phi)
+    new = body(index, list(values))
+    following = builder.add(index, INT64(step))
+    index.add_incoming(following, builder.block)
+    for phi, value in zip(values, new, strict=True):
+        phi.add_incoming(value, builder.block)
+    builder.cbranch(builder.icmp_signed("<", following, stop), loop, done)
+    builder.position_at_end(done)
+    return new
