@@ -35,8 +35,11 @@ class _TypeBucket(NamedTuple):
         return sum(cdiv(len(names), num_groups) * page for page, names in self.by_page.items())
 
     def dealt(self, num_groups: int) -> list[list[str]]:
-        """The layers' names dealt out to the groups: whole repeats of a pattern, else layer by layer."""
-        if not self.is_pattern:
+        """The layers' names dealt out to the groups: whole repeats of a pattern, else layer by layer.
+
+        So are a pattern's where there are more groups than repeats: no group stays empty.
+        """
+        if not self.is_pattern or num_groups > self.repeats:
             return [list(self.layers)[start::num_groups] for start in range(num_groups)]
         repeats = list(zip(*self.by_page.values(), strict=True))
         return [[name for repeat in repeats[i::num_groups] for name in repeat] for i in range(num_groups)]

@@ -152,7 +152,7 @@ def best_side_by_side(case: SearchCase) -> SideBySide | None:
                 page = cdiv(spec.unpadded_page_size_bytes, case.alignment) * case.alignment
                 held += len(bucket.layer_names) * page * held_blocks(spec, length, case.limits)
                 needed += len(bucket.layer_names) * needed_bytes(spec, length, case.limits)
-            lost += 1 - needed / held
+            lost += 1 - needed / max(held, 1)
         candidates.append(SideBySide(multiple, lost / len(case.lengths) + GROUP_COST))
     return min(candidates, key=lambda candidate: candidate.score)
 

@@ -1,6 +1,7 @@
 from jaxkv.planning import PlanConfig, make_plan
 from jaxkv.planning.grouping import buckets_of, cut, group_size_rule
 from jaxkv.planning.packing import least_padding_size
+from jaxkv.specs import ScratchSpec
 from tests.planning.layers import PAGE, chunked, full, layers, mamba, mla, window
 
 CONFIG = PlanConfig(policy="unified", max_model_len=1024, max_num_batched_tokens=128, page_alignment_bytes=1)
@@ -113,6 +114,15 @@ def test_packing_cuts_states_to_the_block_that_attention_needs() -> None:
     plan = make_plan(layers((2, "full", full()), (9, "mamba", mamba(PAGE // 2))), config, MEMORY)
     assert [len(group.layer_names) for group in plan.groups] == [2, 3, 3, 3]
     assert plan.bytes_per_block == 2 * PAGE
+
+
+def test_packing_cuts_rings_of_two_sizes_and_leaves_no_group_empty() -> None:
+    config = PlanConfig(policy="unified", max_model_len=1024, page_alignment_bytes=1, pack_mixed_pages=True)
+    large, small = (ScratchSpec(block_size=16, num_kv_heads=heads, head_size=64) for heads in (8, 2))
+    # Five pages hold one large ring, but not two: each of the two rings has a group of its own.
+    plan = make_plan({"large": large, "small": small, "full": full()}, config, MEMORY)
+    assert [group.layer_names for group in plan.groups] == [("large",), ("small",), ("full",)]
+    assert plan.bytes_per_block == 4 * PAGE
 
 
 def test_least_padding_size_by_hand() -> None:

@@ -1,3 +1,4 @@
+import dataclasses
 from collections.abc import Iterator
 from itertools import pairwise, product
 
@@ -16,6 +17,7 @@ from jaxkv.planning.split_search import (
     best_layout,
 )
 from jaxkv.specs import (
+    CrossAttentionSpec,
     FullAttentionSpec,
     KVCacheSpec,
     MambaSpec,
@@ -125,6 +127,15 @@ def test_a_scratch_ring_keeps_its_length_and_may_span_pages() -> None:
     plan = make_plan(layers((2, "full", full()), (2, "ring", ring)), CONFIG, 2**30)
     assert plan.groups[1].block_size == 40
     assert plan.layer_location("ring.1") == (1, 3, 3)
+
+
+@pytest.mark.parametrize("max_encoder_len", [0, 20])
+def test_cross_attention_alone_has_a_plan_for_encoders_of_any_length(max_encoder_len: int) -> None:
+    small, large = (CrossAttentionSpec(block_size=16, num_kv_heads=h, head_size=64) for h in (2, 6))
+    config = dataclasses.replace(CONFIG, max_encoder_len=max_encoder_len)
+    plan = make_plan({"small": small, "large": large}, config, 2**20)
+    assert {spec for group in plan.groups for spec in (group.layer_specs or [group.spec])} >= {small, large}
+    assert sum(plan.blocks_per_request) == (2 if max_encoder_len else 0) * len(plan.groups)
 
 
 def test_a_model_of_states_alone_has_pages_of_a_state() -> None:
