@@ -10,6 +10,7 @@ from jaxkv.planning.plan import CacheGroup, CachePlan
 from jaxkv.specs import (
     AttentionSpec,
     ChunkedLocalAttentionSpec,
+    CrossAttentionSpec,
     MambaSpec,
     ScratchSpec,
     SlidingWindowSpec,
@@ -30,6 +31,7 @@ def check_plan(
                 "its last block, draft models must not have such layers"
             )
     if enable_caching:
+        _check_content(plan.groups)
         _check_hashing(plan, prefix_match_unit)
         _check_lookahead(plan, drop_eagle_block)
 
@@ -47,6 +49,24 @@ def _check_context_parallel(groups: Sequence[CacheGroup], size: int) -> None:
             )
 
 
+def _check_content(groups: Sequence[CacheGroup]) -> None:
+    """A hit goes on from what every layer has kept. Only rings and the encoder's output are no part of a
+    prefix.
+    """
+    for index, group in enumerate(groups):
+        spec = group.spec
+        if isinstance(spec, MambaSpec) and spec.mamba_cache_mode == "none":
+            raise JaxkvError(
+                f"group {index} keeps recurrent states in mamba_cache_mode 'none', so no hit could go on "
+                "from one: mode 'align' keeps them, enable_caching=False does without hits"
+            )
+        if not spec.prefix_cacheable and not isinstance(spec, CrossAttentionSpec | ScratchSpec):
+            raise JaxkvError(
+                f"group {index} of kind {spec.kind!r} has prefix_cacheable False, so a hit would lack what "
+                "it reads: with it enable_caching must be False"
+            )
+
+
 def _check_hashing(plan: CachePlan, prefix_match_unit: int | None) -> None:
     unit = plan.hash_block_size
     if prefix_match_unit is not None and prefix_match_unit != unit:
@@ -60,7 +80,7 @@ def _check_hashing(plan: CachePlan, prefix_match_unit: int | None) -> None:
                 f"group {index} has blocks of {size} tokens, which is not a multiple of the hash block of "
                 f"{unit}"
             )
-        if isinstance(group.spec, MambaSpec) and group.spec.mamba_cache_mode == "align" and size % unit:
+        if isinstance(group.spec, MambaSpec) and size % unit:
             raise JaxkvError(
                 f"group {index} keeps states every {size} tokens, which is not a multiple of the hash block "
                 f"of {unit}"

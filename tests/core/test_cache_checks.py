@@ -18,6 +18,11 @@ BAD: list[tuple[str, list, dict[str, Any], dict[str, Any], str]] = [
         {},
         r"size 2: group 1 .*window",
     ),
+    # Without a state at its end, a hit would go on from a state of nothing.
+    ("no states", [full(4), mamba(mamba_cache_mode="none")], {}, {}, r"group 1 .*mode 'none'.*'align'"),
+    ("uncached full", [full(4), full(8, prefix_cacheable=False)], {}, {}, r"group 1 of kind 'full'"),
+    ("uncached window", [full(4), window(8, prefix_cacheable=False)], {}, {}, r"caching must be False"),
+    ("uncached states", [full(4), mamba(prefix_cacheable=False)], {}, {}, r"group 1 of kind 'mamba'"),
     ("dcp local", [local(8)], {"decode_context_parallel_size": 2}, {}, r"chunked_local"),
     ("mtp", [full(4)], {"eagle": [0], "num_lookahead_tokens": 5}, {}, r"block of 4 tokens.* 5 tokens"),
     ("interval", [full(4), window(8, 6)], {}, {"retention_interval": 8}, r"interval 8 .*multiple of 12"),
@@ -35,8 +40,9 @@ def test_groups_that_cannot_be_right_together_are_refused_with_their_values(
         KVCacheManager(make_plan(specs, **plan), **options)
 
 
-def test_without_caching_hashes_do_not_matter() -> None:
-    make_cache([full(6), mamba(10)], hash_block_size=4, options={"enable_caching": False})
+def test_without_caching_neither_hashes_nor_what_is_kept_matter() -> None:
+    specs = [full(6), mamba(10), mamba(mamba_cache_mode="none"), window(8, prefix_cacheable=False)]
+    make_cache(specs, hash_block_size=4, options={"enable_caching": False})
 
 
 def test_look_ahead_hashes_need_no_dropped_block() -> None:

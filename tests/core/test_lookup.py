@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from jaxkv.coordinator import HybridCoordinator, NoPrefixCacheCoordinator, UnitaryCoordinator
+from jaxkv.specs import ScratchSpec
 from tests.core.builders import Driver, full, local, make_cache, mamba, seq, snapshot, take_away, window
 
 DENSE: dict[str, Any] = {"retention_interval": None}
@@ -14,10 +15,10 @@ DENSE: dict[str, Any] = {"retention_interval": None}
     ("specs", "options", "kind"),
     [
         ([full(), window(8)], {"enable_caching": False}, NoPrefixCacheCoordinator),
-        ([mamba(mamba_cache_mode="none")], {}, NoPrefixCacheCoordinator),
+        ([ScratchSpec(block_size=4, num_kv_heads=1, head_size=8)], {}, NoPrefixCacheCoordinator),
         ([full()], {}, UnitaryCoordinator),
         ([window(8), window(8)], {}, UnitaryCoordinator),
-        ([full(), mamba(mamba_cache_mode="none")], {}, UnitaryCoordinator),
+        ([full(), ScratchSpec(block_size=4, num_kv_heads=1, head_size=8)], {}, UnitaryCoordinator),
         ([full(), window(8)], {}, HybridCoordinator),
     ],
 )

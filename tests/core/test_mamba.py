@@ -145,7 +145,8 @@ def test_the_end_of_an_answer_is_kept_and_its_middle_goes_first() -> None:
 
 
 def test_without_state_keeping_there_is_one_state_and_no_hit() -> None:
-    driver = Driver(make_cache([mamba(mamba_cache_mode="none", num_speculative_blocks=2)]))
+    specs = [mamba(mamba_cache_mode="none", num_speculative_blocks=2)]
+    driver = Driver(make_cache(specs, options={"enable_caching": False}))
     driver.serve(seq(1, 40), chunk=7)
     request = driver.run(seq(1, 40), chunk=7)
     assert driver.hit(seq(1, 40)) == 0
