@@ -6,15 +6,9 @@ from collections.abc import Sequence
 
 from jaxkv.errors import JaxkvError
 from jaxkv.planning.alignment import effective_block_size
+from jaxkv.planning.group_checks import check_groups
 from jaxkv.planning.plan import CacheGroup, CachePlan
-from jaxkv.specs import (
-    AttentionSpec,
-    ChunkedLocalAttentionSpec,
-    CrossAttentionSpec,
-    MambaSpec,
-    ScratchSpec,
-    SlidingWindowSpec,
-)
+from jaxkv.specs import AttentionSpec, CrossAttentionSpec, MambaSpec, ScratchSpec
 
 
 def check_plan(
@@ -23,30 +17,11 @@ def check_plan(
     """Raises JaxkvError where the plan's groups cannot be served together as asked."""
     if not plan.groups:
         raise JaxkvError("the plan has no cache groups: there is nothing to manage")
-    _check_context_parallel(plan.groups, plan.limits.decode_context_parallel_size)
-    for index, group in enumerate(plan.groups):
-        if group.is_eagle_group and isinstance(group.spec, MambaSpec):
-            raise JaxkvError(
-                f"group {index} is an EAGLE group of recurrent layers: a recurrent state cannot give up "
-                "its last block, draft models must not have such layers"
-            )
+    check_groups(plan.groups, plan.limits.decode_context_parallel_size)
     if enable_caching:
         _check_content(plan.groups)
         _check_hashing(plan, prefix_match_unit)
         _check_lookahead(plan, drop_eagle_block)
-
-
-def _check_context_parallel(groups: Sequence[CacheGroup], size: int) -> None:
-    if size == 1:
-        return
-    for index, group in enumerate(groups):
-        spec = group.spec
-        if isinstance(spec, SlidingWindowSpec | ChunkedLocalAttentionSpec | ScratchSpec) and spec.dcp_sharded:
-            raise JaxkvError(
-                f"decode_context_parallel_size {size}: group {index} of kind {spec.kind!r} cannot be spread "
-                "over ranks; only full attention can, recurrent and replicated (dcp_sharded=False) groups "
-                "are copied"
-            )
 
 
 def _check_content(groups: Sequence[CacheGroup]) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from jaxkv.checks import check_is
 from jaxkv.errors import JaxkvError
 from jaxkv.planning.capacity import BlockSizes, blocks_in, fitting_limits, resolve_block_sizes
+from jaxkv.planning.group_checks import check_groups
 from jaxkv.planning.grouping import Grouping
 from jaxkv.planning.hybrid_blocks import align_hybrid_blocks
 from jaxkv.planning.pages import aligned_group
@@ -26,7 +27,8 @@ def make_plan(
 ) -> CachePlan:
     """Plans the cache of a model whose layers (by name, in the model's order) keep what `layers` says.
 
-    Raises JaxkvError where the layers fit no policy, or the memory holds no block or not one request.
+    Raises JaxkvError where the layers fit no policy, no cache could serve the groups, or the memory holds no
+    block or not one request.
     """
     return make_stage_plans([layers], config, [available_memory_bytes])[0]
 
@@ -46,6 +48,7 @@ def make_stage_plans(
     if len(stages) != len(available_memory_bytes) or not stages:
         raise JaxkvError(f"{len(stages)} stages need as many memory sizes, got {len(available_memory_bytes)}")
     grouping = _group(_all_layers(stages), config)
+    check_groups(grouping.groups, config.decode_context_parallel_size)
     per_stage = [_on_stage(grouping.groups, stage) for stage in stages]
     pools = [_pool_shape(groups, config) for groups in per_stage]
     num_blocks = min(

@@ -1,16 +1,21 @@
 """Plans of policy split in the cache manager, and how fast planning is loaded."""
 
+import dataclasses
 import subprocess
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
 
 from jaxkv.cache_manager import KVCacheManager
+from jaxkv.errors import JaxkvError
 from jaxkv.model_config.model_cache import model_cache_from_config
 from jaxkv.planning import PlanConfig, make_plan, waste_of
 from jaxkv.request import Request
+from jaxkv.specs import KVCacheSpec
 from tests.model_config.published import read
+from tests.planning.layers import chunked, full, layers, mamba, window
 
 
 @pytest.mark.parametrize(
@@ -41,6 +46,19 @@ def test_a_request_holds_the_blocks_that_the_plan_says(name: str) -> None:
     again = Request("b", np.concatenate([tokens, tokens[:5]]))
     again.block_hashes(manager.hasher)
     assert manager.get_computed_blocks(again).num_tokens == boundary
+
+
+@pytest.mark.parametrize("policy", ["unified", "split"])
+def test_what_no_cache_could_serve_is_not_planned(policy: str) -> None:
+    def refused(mix: dict[str, KVCacheSpec], why: str, **options: Any) -> None:
+        with pytest.raises(JaxkvError, match=why):
+            make_plan(mix, PlanConfig(policy=policy, **options), 2**30)
+
+    for spec in (window(), chunked()):
+        mix = layers((2, "full", full()), (2, "other", spec))
+        refused(mix, f"size 2: group . of kind '{spec.kind}'", decode_context_parallel_size=2)
+    draft = dataclasses.replace(mamba(), is_draft=True)
+    refused(layers((2, "full", full()), (2, "draft", draft)), "EAGLE group of recurrent", use_eagle=True)
 
 
 def test_importing_jaxkv_takes_less_than_a_fifth_of_a_second() -> None:
