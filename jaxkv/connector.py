@@ -5,8 +5,9 @@ A tier knows content by group and prefix hash, never by block id. For a request 
     hit = cache.get_computed_blocks(request)
     match = connector.match(request, hit.num_tokens)
     cache.allocate_slots(request, n, hit=hit, num_external_tokens=match.num_tokens,
-                         delay_cache_blocks=match.is_async)
+                         delay_cache_blocks=match.num_tokens > 0)
     connector.load(request.request_id, blocks_to_load(cache, request, hit.num_tokens, match.num_tokens))
+    cache.cache_blocks(request, hit.num_tokens + match.num_tokens + n)
 
 A tier that keeps what is computed as soon as it is (`saves_computed`) is given it step by step:
 
@@ -14,8 +15,8 @@ A tier that keeps what is computed as soon as it is (`saves_computed`) is given 
     connector.save_computed(computed_blocks(cache, step))    # after step `cache.clock.step` = step has run
     cache.computed.let_go_up_to(step)
 
-Where the load is asynchronous no tokens are computed (n is 0) until `finished_loads` names the request; then
-`cache.cache_blocks(request, hit.num_tokens + match.num_tokens)` lets others hit what arrived. Before a
+Where the load is asynchronous no tokens are computed (n is 0) until `finished_loads` names the request; only
+then `cache.cache_blocks` lets others hit what arrived. Before a
 request is freed, `save` may take `blocks_to_save(cache, request)`; if it says that it reads on, the request
 must not be freed before `finished_saves` names it.
 """
@@ -71,7 +72,11 @@ class KVConnector(ABC):
 
     @abstractmethod
     def match(self, request: CacheRequest, num_local_tokens: int) -> ExternalMatch:
-        """How many tokens beyond the local hit it could bring; at least one token is left to compute."""
+        """How many tokens beyond the local hit it could bring; at least one token is left to compute.
+
+        All that a hit of so many tokens needs must have a name (`needed_content`): a state ends where a
+        prefix hash does, a block that the tokens end in is brought as a whole.
+        """
 
     @abstractmethod
     def load(self, request_id: str, blocks: Sequence[NamedBlocks]) -> None:
@@ -90,10 +95,22 @@ class KVConnector(ABC):
         """Requests whose blocks `save` no longer reads, since the last call."""
 
 
+def check_named(cache: KVCacheManager) -> None:
+    """Raises JaxkvError for a cache that hashes nothing: content outside it is known by hash alone."""
+    if not any(manager.cacheable for manager in cache.managers):
+        raise JaxkvError(
+            f"a connector knows content by its prefix hash, but none of the {len(cache.plan.groups)} groups "
+            f"has any: enable_caching is {cache.enable_caching}"
+        )
+
+
 def needed_content(
     cache: KVCacheManager, request: CacheRequest, num_local_tokens: int, num_tokens: int
 ) -> list[ContentKey]:
-    """What a hit of num_local_tokens + num_tokens tokens needs beyond a local hit of num_local_tokens."""
+    """What a hit of num_local_tokens + num_tokens tokens needs beyond a local hit of num_local_tokens.
+
+    Raises JaxkvError where some of that has no name.
+    """
     hashes = _Hashes(cache, request)
     end = num_local_tokens + num_tokens
     keys: list[ContentKey] = []
@@ -153,11 +170,15 @@ class BlockStore(Protocol):
 
 
 class InMemoryConnector(KVConnector):
-    """The reference: keeps whatever it is given in a dictionary and never forgets. Synchronous."""
+    """The reference: keeps whatever it is given in a dictionary and never forgets. Synchronous.
+
+    Raises JaxkvError for a cache without prefix hashes.
+    """
 
     saves_computed = True
 
     def __init__(self, cache: KVCacheManager, store: BlockStore) -> None:
+        check_named(cache)
         self._cache = cache
         self._store = store
         self._contents: dict[ContentKey, tuple[bytes, ...]] = {}
@@ -204,14 +225,21 @@ class InMemoryConnector(KVConnector):
 
 
 class _Hashes:
-    """The hashes of a request's prefixes, by length in tokens."""
+    """The hashes of a request's prefixes, by length in tokens. JaxkvError for a length that has none."""
 
     def __init__(self, cache: KVCacheManager, request: CacheRequest) -> None:
+        self._request_id = request.request_id
         self._hashes = request.block_hashes(cache.hasher)
         self._unit = cache.plan.hash_block_size
 
     def of(self, num_tokens: int) -> bytes:
-        return self._hashes[num_tokens // self._unit - 1]
+        index, rest = divmod(num_tokens, self._unit)
+        if rest or not 0 < index <= len(self._hashes):
+            raise JaxkvError(
+                f"content that ends after {num_tokens} tokens of request {self._request_id!r} has no name: "
+                f"its prefix hashes end at multiples of {self._unit} up to {len(self._hashes) * self._unit}"
+            )
+        return self._hashes[index - 1]
 
 
 def _cacheable(cache: KVCacheManager) -> list[Manager]:

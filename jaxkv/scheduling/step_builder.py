@@ -244,12 +244,14 @@ class StepBuilder:
             hit=hit,
             num_lookahead_tokens=0 if match.is_async else self._lookahead,
             num_external_tokens=match.num_tokens,
-            delay_cache_blocks=match.is_async,
+            delay_cache_blocks=match.num_tokens > 0,
             num_encoder_tokens=request.num_encoder_tokens,
         )
         if allocation is None:
             return False
         self._transfers.load(request, hit, match)
+        if match.num_tokens and not match.is_async:
+            self._kv.cache_blocks(request, computed + size)
         row = self._life.admit(request, hit, match.num_tokens)
         draft.admitted.append(request.request_id)
         if size:

@@ -2,7 +2,15 @@
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxkv.connector import ExternalMatch, KVConnector, blocks_to_load, blocks_to_save, computed_blocks
+from jaxkv.connector import (
+    ExternalMatch,
+    KVConnector,
+    blocks_to_load,
+    blocks_to_save,
+    check_named,
+    computed_blocks,
+    needed_content,
+)
 from jaxkv.errors import JaxkvError
 from jaxkv.request import Request
 
@@ -35,6 +43,7 @@ class Transfers:
         self._loaded_tokens: dict[str, int] = {}
         self._saving: dict[str, Request] = {}
         if connector is not None:
+            check_named(cache_manager)
             cache_manager.computed.are_wanted = connector.saves_computed
 
     @property
@@ -55,7 +64,9 @@ class Transfers:
         return request.request_id in self._loaded_tokens
 
     def match(self, request: Request, hit: "PrefixHit") -> ExternalMatch:
-        """What the connector can add to a hit. Raises JaxkvError if it leaves no token to compute."""
+        """What the connector can add to a hit. Raises JaxkvError if it leaves no token to compute, or offers
+        what has no name.
+        """
         if self._connector is None:
             return NO_MATCH
         match = self._connector.match(request, hit.num_tokens)
@@ -64,16 +75,25 @@ class Transfers:
                 f"the connector offers {match.num_tokens} tokens beyond {hit.num_tokens} of request "
                 f"{request.request_id!r}, which has {request.num_tokens}: one must be left to compute"
             )
-        return match if match.num_tokens else NO_MATCH
+        if not match.num_tokens:
+            return NO_MATCH
+        needed_content(self._kv, request, hit.num_tokens, match.num_tokens)
+        return match
 
     def load(self, request: Request, hit: "PrefixHit", match: ExternalMatch) -> None:
-        """Fills the blocks that were given to the request for what was matched."""
+        """Fills the blocks that were given to the request for what was matched. If the connector raises, the
+        request gives its blocks back.
+        """
         if self._connector is None or not match.num_tokens:
             return
+        blocks = blocks_to_load(self._kv, request, hit.num_tokens, match.num_tokens)
+        try:
+            self._connector.load(request.request_id, blocks)
+        except BaseException:
+            self._kv.free(request)
+            raise
         if match.is_async:
             self._loaded_tokens[request.request_id] = hit.num_tokens + match.num_tokens
-        blocks = blocks_to_load(self._kv, request, hit.num_tokens, match.num_tokens)
-        self._connector.load(request.request_id, blocks)
 
     def save(self, request: Request) -> bool:
         """Offers the blocks of a request that has ended. True: they must be kept until `take_saved`."""

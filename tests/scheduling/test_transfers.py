@@ -9,7 +9,7 @@ from jaxkv.cache_request import CacheRequest
 from jaxkv.connector import ExternalMatch, InMemoryConnector, KVConnector, NamedBlocks
 from jaxkv.errors import JaxkvError
 from jaxkv.request import RequestStatus
-from tests.scheduling.serving import Serving, continuation, full, window
+from tests.scheduling.serving import Serving, continuation, full, mamba, window
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -237,3 +237,61 @@ def test_a_connector_that_reports_what_it_was_not_asked_for_is_refused() -> None
     connector.done_loads = ["b"]
     with pytest.raises(JaxkvError, match="done loading request 'b', which it was not asked for"):
         serving.schedule()
+
+
+@pytest.mark.parametrize(
+    ("specs", "offered", "end"),
+    [
+        # A state after 6 tokens: hashes end after 4 and 8.
+        ([full(), mamba()], 6, 6),
+        # The block of 8 that ends after 24 tokens, of a prompt of 20.
+        ([full(8), window(6)], 17, 24),
+    ],
+)
+def test_an_offer_that_no_hash_names_is_refused_before_anything_is_given_out(
+    specs: list, offered: int, end: int
+) -> None:
+    connector = SlowConnector(offered)
+    serving = Serving(specs, 40, make_connector=lambda cache: connector)
+    serving.add("a", prompt(1, 20), max_tokens=2)
+    with pytest.raises(
+        JaxkvError, match=f"ends after {end} tokens of request 'a' has no name.*of 4 up to 20"
+    ):
+        serving.schedule()
+    assert serving.kv.num_free_blocks == 39
+    assert not connector.loads
+    connector.num_tokens = 0
+    serving.run()
+    assert serving.requests["a"].output_token_ids.tolist() == continuation(prompt(1, 20), 2)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_load_that_fails_leaves_no_block_and_nothing_to_hit(is_async: bool) -> None:
+    class Broken(SlowConnector):
+        def match(self, request: CacheRequest, num_local_tokens: int) -> ExternalMatch:
+            return ExternalMatch(self.num_tokens, is_async)
+
+        def load(self, request_id: str, blocks: Sequence[NamedBlocks]) -> None:
+            raise OSError("gone")
+
+    connector = Broken(16)
+    serving = slow(connector)
+    serving.add("a", prompt(1, 20), max_tokens=2)
+    with pytest.raises(OSError, match="gone"):
+        serving.schedule()
+    serving.kv.check_integrity()
+    assert serving.kv.num_free_blocks == 39
+    connector.num_tokens = 0
+    serving.run()
+    a = serving.requests["a"]
+    assert (a.num_cached_tokens, a.num_external_tokens) == (0, 0)
+    assert a.output_token_ids.tolist() == continuation(prompt(1, 20), 2)
+
+
+def test_a_cache_without_hashes_takes_no_connector() -> None:
+    with pytest.raises(JaxkvError, match="enable_caching is False"):
+        Serving([full()], 40, enable_caching=False, make_connector=lambda cache: SlowConnector(8))
+    with pytest.raises(JaxkvError, match="enable_caching is False"):
+        Serving(
+            [full()], 40, enable_caching=False, make_connector=lambda cache: InMemoryConnector(cache, Store())
+        )
