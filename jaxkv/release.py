@@ -51,13 +51,6 @@ def _left_behind(cache: "KVCacheManager", row: int, hashes: list[bytes]) -> list
     info, step = cache.rows.info(row), cache.chunk_alignment
     longest = len(hashes) * cache.hasher.hash_block_size
     # A connector may have brought tokens up to any place.
-    reached = {info.start, *info.boundaries}
+    reached = sorted({info.start, *info.boundaries}, reverse=True)
     boundaries = [n for n in reached if 0 < n <= longest and n % step == 0]
-    is_strong, num_holders = cache.pool.strong.item, cache.pool.holders.item
-    left: list[Units] = []
-    for manager in cache.retained_managers:
-        serving = manager.serving(row, hashes, boundaries)
-        free = [leader for leader in serving if num_holders(leader) < 0 and is_strong(leader)]
-        if free:
-            left.append(Units(free, [serving[leader] for leader in free]))
-    return left
+    return [manager.left_behind(row, hashes, boundaries) for manager in cache.retained_managers]

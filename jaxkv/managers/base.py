@@ -43,6 +43,8 @@ NEVER = 2**62
 
 NO_PART = HitPart(0, NO_UNITS)
 
+NOTHING = Units([], [])
+
 
 class Span(NamedTuple):
     """The tokens of one request around one step.
@@ -315,10 +317,27 @@ class Manager(ABC):
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
         """What serves a hit of `boundary` tokens is wanted from now on."""
 
+    def left_behind(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> Units:
+        """Free units with wanted content that serve hits at these boundaries, descending, of the row's
+        tokens, the last ones first.
+        """
+        ends = self.ends_let_go_of(row, boundaries)
+        if not ends:
+            return NOTHING
+        unit, units, pool = self.context.hash_block_size, self.index.units, self.pool
+        leaders: list[int] = []
+        ranks: list[int] = []
+        for end in ends:
+            leader = units.get(hashes[end // unit - 1])
+            if leader is not None and pool.holders.item(leader) < 0 and pool.strong.item(leader):
+                leaders.append(leader)
+                ranks.append(-end)
+        return Units(leaders, ranks) if leaders else NOTHING
+
     @abstractmethod
-    def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> dict[int, int]:
-        """The cached units that serve hits at these boundaries of the row's tokens: their ranks by leader, in
-        ascending order; those of attention but for the row's own.
+    def ends_let_go_of(self, row: int, boundaries: Sequence[int]) -> Sequence[int]:
+        """Tokens, descending, at which units end that serve hits at these boundaries, descending, and that
+        the row may have let go of.
         """
 
     @abstractmethod

@@ -32,9 +32,8 @@ class FullAttentionManager(PositionalManager):
 
     def unwant_beyond(self, row: int, num_tokens: int) -> None:
         """The row's blocks after its first `num_tokens` tokens are not wanted, unless others hold them."""
-        first = cdiv(num_tokens + self.eagle_margin, self.block_size)
-        pool = self.pool
-        for leader in self.units_of(row)[first:].tolist():
+        first, pool = cdiv(num_tokens + self.eagle_margin, self.block_size), self.pool
+        for leader in self.ids[0, row, first : self.count.item(row)].tolist():
             if pool.holders.item(leader) == 1:
                 pool.strong[leader] = False
 

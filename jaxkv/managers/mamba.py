@@ -100,13 +100,17 @@ class MambaManager(Manager):
             self.limit[row] = span.computed
 
     def close_row(self, row: int) -> Units:
-        units = self._positions(row)[::-1]
+        units = self._positions(row)
         if row in self._speculative:
-            scratch = self._speculative.pop(row).tolist()
-            units = [*((NEVER, leader) for leader in reversed(scratch)), *units]
+            units += [(NEVER, leader) for leader in self._speculative.pop(row).tolist()]
         self._checkpoints.pop(row, None)
         self.current[row] = self.previous[row] = NO_STATE
-        return Units([leader for _, leader in units], [-end for end, _ in units])
+        units.reverse()
+        leaders, ranks = [leader for _, leader in units], [-end for end, _ in units]
+        if 0 < len(ranks) < 3 and ranks[-1] - ranks[0] == (len(ranks) - 1) * self.block_size:
+            # Usual, and then nothing has to be sorted.
+            return Units(leaders, range(ranks[0], ranks[-1] + 1, self.block_size))
+        return Units(leaders, ranks)
 
     def units_of(self, row: int) -> NDArray[np.int32]:
         states = np.array([leader for _, leader in self._positions(row)], np.int32)
@@ -255,14 +259,8 @@ class MambaManager(Manager):
         if leader is not None:
             self.pool.promote(leader)
 
-    def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> dict[int, int]:
-        unit, units = self.context.hash_block_size, self.index.units
-        found: dict[int, int] = {}
-        for boundary in sorted(boundaries, reverse=True):
-            leader = units.get(hashes[boundary // unit - 1])
-            if leader is not None:
-                found[leader] = -boundary
-        return found
+    def ends_let_go_of(self, row: int, boundaries: Sequence[int]) -> Sequence[int]:
+        return boundaries
 
     def capacity(self, row: int) -> int:
         return self.limit.item(row)

@@ -86,7 +86,7 @@ class PositionalManager(Manager):
 
     def close_row(self, row: int) -> Units:
         first, n, size = self.first_block.item(row), self.count.item(row), self.block_size
-        leaders = self.ids[0, row, :n][::-1].astype(np.intp)
+        leaders = self.ids[0, row, :n][::-1]
         self.count[row] = 0
         return Units(leaders, range(-(first + n) * size, -first * size, size))
 
@@ -256,20 +256,16 @@ class PositionalManager(Manager):
             # The row holds them, so they are in no queue.
             self.pool.strong[leaders[self.pool.cached[leaders]]] = True
 
-    def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> dict[int, int]:
-        size, scale, first = self.block_size, self.hashes_per_block, self.first_block.item(row)
+    def ends_let_go_of(self, row: int, boundaries: Sequence[int]) -> Sequence[int]:
+        size, first = self.block_size, self.first_block.item(row)
         blocks: set[int] = set()
         for boundary in boundaries:
             low = self.first_needed(boundary) // size
             if low < first:
                 blocks.update(range(low, min(boundary // size, first)))
-        found: dict[int, int] = {}
-        units = self.index.units if blocks else {}
-        for block in sorted(blocks, reverse=True):
-            leader = units.get(hashes[block * scale + scale - 1])
-            if leader is not None:
-                found[leader] = -(block + 1) * size
-        return found
+        if not blocks:
+            return ()
+        return [(block + 1) * size for block in sorted(blocks, reverse=True)]
 
     def capacity(self, row: int) -> int:
         return (self.first_block.item(row) + self.count.item(row)) * self.block_size

@@ -80,8 +80,8 @@ class PrivateManager(Manager):
     def keep_boundary(self, row: int, hashes: list[bytes], boundary: int) -> None:
         """Nothing is shared."""
 
-    def serving(self, row: int, hashes: list[bytes], boundaries: Sequence[int]) -> dict[int, int]:
-        raise NotImplementedError(f"{self.spec.kind} groups take no part in prefix caching")
+    def ends_let_go_of(self, row: int, boundaries: Sequence[int]) -> Sequence[int]:
+        return ()
 
     def capacity(self, row: int) -> int:
         return NEVER

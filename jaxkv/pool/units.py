@@ -1,6 +1,7 @@
 """What a request gives up, and in which order."""
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -10,12 +11,11 @@ from numpy.typing import NDArray
 class Units(NamedTuple):
     """Different units of one manager, those of the last tokens first.
 
-    leaders: intp[n] where the ranks have a step, a list where they are single ones.
-    ranks: minus the token position where each ends.
+    ranks: minus the token position where each ends; a range where they have a step.
     """
 
-    leaders: NDArray[np.intp] | list[int]
-    ranks: Sequence[int]
+    leaders: NDArray[np.integer] | list[int]
+    ranks: range | list[int]
 
     def first(self, n: int) -> "Units":
         """The first n of them."""
@@ -30,31 +30,32 @@ processor's caches, that takes a fraction of the time.
 
 def by_end(parts: Sequence[Units]) -> NDArray[np.intp]:
     """intp[n]: the leaders of all parts, those that end last first; of equal ends the first part's first."""
-    num_units, last, begin_alike = 0, None, True
-    runs: list[tuple[NDArray[np.intp] | list[int], range]] = []
-    for leaders, ranks in parts:
-        num_units += len(leaders)
-        if type(ranks) is range:
-            if ranks:
-                runs.append((leaders, ranks))
-                first = runs[0][1]
-                begin_alike = begin_alike and ranks.start == first.start and ranks.step == first.step
-        elif ranks and (last is None or ranks[-1] > last):
+    if len(parts) == 1:
+        return np.asarray(parts[0].leaders, np.intp)
+    longest = range(0)
+    for _, ranks in parts:
+        if type(ranks) is range and len(ranks) > len(longest):
+            longest = ranks
+    first, step = longest.start, longest.step
+    # Parts that begin and go on alike are runs. The last rank of all others:
+    num_units, last, are_runs = 0, None, []
+    for _, ranks in parts:
+        num_units += len(ranks)
+        is_run = type(ranks) is range and ranks.start == first and ranks.step == step
+        are_runs.append(is_run)
+        if ranks and not is_run and (last is None or ranks[-1] > last):
             last = ranks[-1]
-    if len(runs) == 1 and len(runs[0][1]) == num_units:
-        return np.asarray(runs[0][0], np.intp)
     order = np.empty(num_units, np.intp)
-    if not runs or not begin_alike:
-        order[:] = _sorted(parts)
-        return order
     done = start = 0
     if last is not None:
-        # Only what single units are among has to be sorted: usually the end of a long prompt.
-        ranks = runs[0][1]
-        start = max(0, (last - ranks.start) // ranks.step + 1)
-        head = _sorted([u if type(u.ranks) is not range else u.first(start) for u in parts])
+        # Only what other units are among has to be sorted: usually the end of a long prompt.
+        start = max(0, (last - first) // step + 1)
+        head = _sorted(
+            [part.first(start) if is_run else part for part, is_run in zip(parts, are_runs, strict=True)]
+        )
         done = len(head)
         order[:done] = head
+    runs = list(compress(parts, are_runs))
     # Usual: equal block sizes, and all reach the end. One unit of each run in turn, as long as all have one.
     while len(runs) > 1:
         stop, turns = min([len(ranks) for _, ranks in runs]), len(runs)
@@ -63,21 +64,21 @@ def by_end(parts: Sequence[Units]) -> NDArray[np.intp]:
             for place, (leaders, _) in enumerate(runs):
                 order[begin + place : done : turns] = leaders[start:stop]
             start = stop
-        runs = [run for run in runs if len(run[1]) > stop]
+        runs = [run for run in runs if len(run.ranks) > stop]
     if runs:
-        order[done:] = runs[0][0][start:]
+        order[done:] = runs[0].leaders[start:]
     return order
 
 
 def _sorted(parts: Sequence[Units]) -> list[int] | NDArray[np.intp]:
     """`by_end` of any units."""
-    ranks: list[int] = []
-    for units in parts:
-        ranks += units.ranks
-    if len(ranks) > _FEW:
-        leaders = np.concatenate([np.asarray(units.leaders, np.intp) for units in parts])
-        return leaders[np.array(ranks).argsort(kind="stable")]
+    all_ranks: list[int] = []
+    for _, ranks in parts:
+        all_ranks += ranks
+    if len(all_ranks) > _FEW:
+        every = np.concatenate([np.asarray(leaders, np.intp) for leaders, _ in parts])
+        return every[np.array(all_ranks).argsort(kind="stable")]
     few: list[int] = []
-    for units in parts:
-        few += units.leaders if isinstance(units.leaders, list) else units.leaders.tolist()
-    return [few[index] for index in sorted(range(len(few)), key=ranks.__getitem__)]
+    for leaders, _ in parts:
+        few += leaders if isinstance(leaders, list) else leaders.tolist()
+    return [few[index] for index in sorted(range(len(few)), key=all_ranks.__getitem__)]

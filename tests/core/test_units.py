@@ -20,7 +20,8 @@ def parts_of_a_request(draw: st.DrawFn) -> list[Units]:
         if draw(st.booleans()):
             step = size * draw(st.sampled_from([1, 1, 1, 2]))
             last = -size * draw(st.sampled_from([end, end, end, end + 1]))
-            parts.append(Units(np.array(leaders, np.intp), range(last, last + n * step, step)))
+            held = leaders if n < 3 else np.array(leaders, draw(st.sampled_from([np.intp, np.int32])))
+            parts.append(Units(held, range(last, last + n * step, step)))
         else:
             few = leaders[: n // 20]
             places = st.lists(st.integers(-size * (end + 2), 2 * size), min_size=len(few), max_size=len(few))
