@@ -142,8 +142,12 @@ def blocks_to_load(
 
 
 def blocks_to_save(cache: KVCacheManager, request: CacheRequest) -> list[NamedBlocks]:
-    """Everything the request holds that is complete and can be named: its cached blocks and states."""
+    """Everything the request holds that is complete and can be named: its cached blocks and states.
+
+    What its windows have left behind goes first, so that all of it is there until the request is freed.
+    """
     row = cache.row_of(request.request_id)
+    cache.upkeep.catch_up()
     found: list[NamedBlocks] = []
     for manager in _cacheable(cache):
         for leader in manager.units_of(row).tolist():

@@ -205,6 +205,26 @@ def test_blocks_are_kept_while_the_connector_still_reads_them() -> None:
     assert serving.kv.num_free_blocks == 39
 
 
+def test_what_a_window_left_behind_is_not_offered_and_then_given_out_while_it_is_read() -> None:
+    offered: list[int] = []
+
+    class Recorder(SlowConnector):
+        def save(self, request_id: str, blocks: Sequence[NamedBlocks]) -> bool:
+            offered.extend(block for named in blocks for block in named.ids)
+            return super().save(request_id, blocks)
+
+    connector = Recorder(0, slow_saves=True)
+    serving = Serving([full(), window(4)], 40, make_connector=lambda cache: connector)
+    # 12 tokens are computed. The last decodes need no block, and the window of 4 leaves block 1 in them.
+    serving.add("a", prompt(1, 8), max_tokens=5)
+    serving.run()
+    assert len(offered) == 3 + 1
+    assert 39 - serving.kv.num_free_blocks == len(offered)
+    connector.done_saves = ["a"]
+    serving.step()
+    assert serving.kv.num_free_blocks == 39
+
+
 def test_loads_are_reserved_for_like_prompts_being_read() -> None:
     connector = SlowConnector(8)
     serving = slow(connector, 1 + 10 + 8)
