@@ -39,6 +39,14 @@ class PrefixLookup:
         hashes = request.block_hashes(self._hasher)
         return self._hit(self.coordinator.find_longest_cache_hit(hashes, request.num_tokens - 1), hashes)
 
+    def without_copies(self, request: CacheRequest, hit: PrefixHit) -> PrefixHit:
+        """The longest hit, at most as long as this one, that ends inside no block, so that none is copied."""
+        hashes = request.block_hashes(self._hasher)
+        while any(part.copy_from >= 0 for part in hit.parts):
+            found = self.coordinator.find_longest_cache_hit(hashes, hit.num_tokens - 1)
+            hit = self._hit(found, hashes)
+        return hit
+
     def nothing(self) -> PrefixHit:
         return self._hit(self.coordinator.nothing(), [])
 

@@ -77,10 +77,10 @@ class PositionalManager(Manager):
         if n:
             self.pool.touch(self.number, part.leaders)
             self.ids[:, row, :n] = self.pool.members(self.number, part.leaders)
-        # A block that the hit ends in lacks what is below the hit, unless it is copied: then it counts as
-        # complete.
-        whole = cdiv(part.length, self.block_size)
-        self.cached[row] = part.length // self.block_size if part.copy_from >= 0 else whole
+        # A block that the hit ends in lacks what is below the hit, unless it is copied or a connector brings
+        # it: then it counts as complete.
+        is_filled = part.copy_from >= 0 or span.computed > part.length
+        self.cached[row] = part.length // self.block_size if is_filled else cdiv(part.length, self.block_size)
         # Blocks of the hit are recorded already.
         self.inside[row] = self.cached[row] * self.hashes_per_block
 
@@ -109,6 +109,9 @@ class PositionalManager(Manager):
     # One request
 
     def trim(self, part: HitPart, computed: int) -> HitPart:
+        if computed > part.length:
+            # A connector brings the block that the hit ends in as a whole: a copy would write over it.
+            part = part._replace(copy_from=-1)
         if not self.gives_back:
             return part
         skipped = self.first_skipped(computed)

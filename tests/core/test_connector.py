@@ -128,6 +128,32 @@ def test_a_match_goes_beyond_the_local_hit() -> None:
     cache.check_integrity()
 
 
+def test_a_block_that_a_connector_fills_is_not_copied_over() -> None:
+    cache = make_cache([full(8), window(8)], 200, hash_block_size=4, options={"prefix_match_unit": 4})
+    driver, store = Driver(cache), Store()
+    connector = InMemoryConnector(cache, store)
+    saved(driver, seq(1, 42), store, connector)
+    assert cache.reset_prefix_cache()
+    saved(driver, seq(1, 6), store, connector)
+    cache.new_step_starts()
+    request = driver.request(seq(1, 42))
+    hit = cache.get_computed_blocks(request)
+    # Half of the first block is here; all of it comes from outside.
+    assert (hit.num_tokens, hit.parts[0].copy_from > 0) == (4, True)
+    assert connector.match(request, 4).num_tokens == 36
+    cache.allocate_slots(request, 2, hit=hit, num_external_tokens=36, delay_cache_blocks=True)
+    blocks = blocks_to_load(cache, request, 4, 36)
+    filled = [named.ids[0] for named in blocks if named.key.group == 0]
+    assert filled == cache.get_block_ids(request.request_id)[0][:5]
+    assert len(cache.take_block_copies().targets) == 0
+    connector.load(request.request_id, blocks)
+    cache.cache_blocks(request, 42)
+    cache.check_integrity()
+    assert driver.hit(seq(1, 42)) == 41 // 4 * 4
+    cache.free(request)
+    assert cache.num_free_blocks == 199
+
+
 def test_nothing_is_matched_that_was_not_saved() -> None:
     cache = make_cache([full()])
     driver = Driver(cache)

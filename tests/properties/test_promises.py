@@ -70,6 +70,21 @@ def test_a_request_that_can_never_fit_is_refused_at_once(case: CacheCase, missin
     assert not driver.scheduler.has_unfinished_requests
 
 
+@pytest.mark.parametrize("with_window", [False, True])
+def test_a_hit_inside_a_block_does_not_lock_a_request_out_of_the_smallest_pool(with_window: bool) -> None:
+    """14 tokens take two blocks of 12. A hit of 4 takes a third: the block it ends in, beside its copy."""
+    rules = [GroupRule("full", 12), GroupRule("sliding_window", 12, 20)][: 1 + with_window]
+    driver = SchedulerDriver(CacheCase(rules=tuple(rules), num_blocks=1 + 2 * len(rules), match_unit=4), 0)
+    for name, prompt in (("first", [1] * 8), ("second", [1] * 4 + [0] * 10)):
+        request = Request(name, prompt, 2)
+        driver.scheduler.add_request(request)
+        for _ in range(2):
+            output = driver.scheduler.schedule()
+            driver.scheduler.update_from_output(output, [1] * len(output.sampling))
+        assert request.is_finished
+    driver.manager.check_integrity()
+
+
 KINDS = st.sampled_from(["full", "sliding_window", "chunked_local", "mamba"])
 
 
