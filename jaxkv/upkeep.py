@@ -73,6 +73,8 @@ class Upkeep:
                 f"it cannot be taken back to {num_tokens[index]}"
             )
         self._rows.position[rows] = num_tokens
+        for manager in self._managers:
+            manager.rewind(rows, num_tokens)
         self._may_have_to_cache = True
 
     # Caching

@@ -363,6 +363,10 @@ class Manager(ABC):
         """`release_skipped` for many rows."""
 
     @abstractmethod
+    def rewind(self, rows: NDArray[np.intp], num_tokens: NDArray[np.int64]) -> None:
+        """Only int[n] `num_tokens` of the tokens that the rows' last step computed stand."""
+
+    @abstractmethod
     def needed_rows(
         self, rows: NDArray[np.intp], after: NDArray[np.int64], slots: NDArray[np.int64]
     ) -> NDArray[np.int64]:

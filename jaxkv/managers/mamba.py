@@ -288,6 +288,15 @@ class MambaManager(Manager):
         for row in self._checkpoints.keys() & set(rows.tolist()):
             self.release_skipped(row, int(computed[rows == row][0]))
 
+    def rewind(self, rows: NDArray[np.intp], num_tokens: NDArray[np.int64]) -> None:
+        for row in self._checkpoints.keys() & set(rows.tolist()):
+            states, stands = self._checkpoints[row], int(num_tokens[rows == row][0])
+            wrong = [states.pop(position) for position in sorted(states, reverse=True) if position > stands]
+            if wrong:
+                self.let_go(np.array(wrong, np.int32))
+            if not states:
+                del self._checkpoints[row]
+
     def needed_rows(
         self, rows: NDArray[np.intp], after: NDArray[np.int64], slots: NDArray[np.int64]
     ) -> NDArray[np.int64]:

@@ -300,6 +300,9 @@ class PositionalManager(Manager):
         self.count[rows[behind]] -= excess[behind]
         self.let_go(np.concatenate(freed))
 
+    def rewind(self, rows: NDArray[np.intp], num_tokens: NDArray[np.int64]) -> None:
+        """The blocks stay: what comes next writes over what does not stand."""
+
     def needed_rows(
         self, rows: NDArray[np.intp], after: NDArray[np.int64], slots: NDArray[np.int64]
     ) -> NDArray[np.int64]:

@@ -98,6 +98,9 @@ class PrivateManager(Manager):
     def release_rows(self, rows: NDArray[np.intp], computed: NDArray[np.int64]) -> None:
         """Nothing is let go of before the request ends."""
 
+    def rewind(self, rows: NDArray[np.intp], num_tokens: NDArray[np.int64]) -> None:
+        """The blocks stay: what comes next writes over what does not stand."""
+
     def needed_rows(
         self, rows: NDArray[np.intp], after: NDArray[np.int64], slots: NDArray[np.int64]
     ) -> NDArray[np.int64]:

@@ -9,6 +9,7 @@ import pytest
 
 from jaxkv.cache_manager import KVCacheManager
 from jaxkv.errors import JaxkvError
+from jaxkv.managers import MambaManager
 from jaxkv.planning.plan import CachePlan
 from jaxkv.request import Request
 from jaxkv.request_table import NO_TOKEN
@@ -274,3 +275,31 @@ def test_what_was_rejected_is_taken_back_only_as_far_as_it_went() -> None:
     with pytest.raises(JaxkvError, match="cannot be taken back to 6"):
         kv.rewind(np.array([0]), np.array([6]))
     kv.check_integrity()
+
+
+@pytest.mark.parametrize("next_size", [1, 3])
+def test_a_state_left_among_rejected_drafts_goes_with_them(next_size: int) -> None:
+    """The step from 6 to 10 tokens leaves a state at 8, but only the first 7 tokens stand."""
+    spec = dataclasses.replace(mamba(), num_prefill_checkpoint_blocks=1)
+    kv = KVCacheManager(plan_with_lookahead([full(), spec], 40, 0), retention_interval=4)
+    states = kv.managers[1]
+    assert isinstance(states, MambaManager)
+    request = Request("a", list(range(6)))
+    kv.allocate_slots(request, 6)
+    request.num_computed_tokens = 6
+    request.append_tokens([1])
+    kv.allocate_slots(request, 4)
+    (wrong,) = states.step_checkpoints(np.array([0]), np.array([6])).leaders
+    kv.rewind(np.array([0]), np.array([7]))
+    kv.check_integrity()
+    assert kv.pool.holders[wrong] < 1
+    request.num_computed_tokens = 7
+    request.append_tokens([1])
+    kv.allocate_slots(request, next_size)
+    kv.check_integrity()
+    # At 8 tokens there is the state of the new step: the one it ends with, or one that it leaves inside.
+    found = states.index.units[request.block_hashes(kv.hasher)[1]]
+    inside = states.step_checkpoints(np.array([0]), np.array([7])).leaders.tolist()
+    assert [found] == (inside or [states.current[0]])
+    kv.free(request)
+    assert kv.num_free_blocks == 39
