@@ -170,7 +170,7 @@ class MambaManager(Manager):
             self.pool.let_go_one(self.previous.item(row))
             self.previous[row] = NO_STATE
         states = self._checkpoints.get(row)
-        if states and computed > max(states):
+        if states and computed >= max(states):
             self.let_go(np.array(list(states.values())[::-1], np.int32))
             del self._checkpoints[row]
 

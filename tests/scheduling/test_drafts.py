@@ -297,9 +297,25 @@ def test_a_state_left_among_rejected_drafts_goes_with_them(next_size: int) -> No
     request.append_tokens([1])
     kv.allocate_slots(request, next_size)
     kv.check_integrity()
-    # At 8 tokens there is the state of the new step: the one it ends with, or one that it leaves inside.
+    # After 8 tokens there is the state of the new step: the one it ends with, or one that it leaves inside.
     found = states.index.units[request.block_hashes(kv.hasher)[1]]
     inside = states.step_checkpoints(np.array([0]), np.array([7])).leaders.tolist()
     assert [found] == (inside or [states.current[0]])
+    kv.free(request)
+    assert kv.num_free_blocks == 39
+
+
+def test_a_state_left_where_the_confirmed_drafts_end_is_let_go_of_once() -> None:
+    spec = dataclasses.replace(mamba(), num_prefill_checkpoint_blocks=1)
+    kv = KVCacheManager(plan_with_lookahead([full(), spec], 40, 0), retention_interval=4)
+    request = Request("a", list(range(6)))
+    kv.allocate_slots(request, 6)
+    for start, known, size, stands in ((6, [1], 4, 8), (8, [1, 2], 6, 13)):
+        request.num_computed_tokens = start
+        request.append_tokens(known)
+        kv.allocate_slots(request, size)
+        kv.check_integrity()
+        kv.rewind(np.array([0]), np.array([stands]))
+        kv.check_integrity()
     kv.free(request)
     assert kv.num_free_blocks == 39
