@@ -125,6 +125,9 @@ def blocks_to_load(
 ) -> list[NamedBlocks]:
     """The blocks that `allocate_slots` set aside for content from outside.
     JaxkvError if the request has none.
+
+    A block that the local hit ends in is brought as a whole, so it is no longer copied: that would write over
+    it.
     """
     row = cache.row_of(request.request_id)
     if not num_tokens:
@@ -138,6 +141,7 @@ def blocks_to_load(
         for block_end in _block_ends(manager, num_local_tokens, end):
             leader = int(manager.ids_at(row, block_end - 1)[0])
             found += _named(manager, hashes.of(block_end), leader)
+    cache.copies.drop([block for named in found for block in named.ids])
     return found
 
 

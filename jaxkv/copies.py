@@ -1,5 +1,6 @@
 """Blocks that the device must copy before a step, because a hit ends inside them."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,12 @@ class PendingCopies:
         leader = np.array([source], np.int32)
         self._sources.append(manager.pool.members(manager.number, leader)[:, 0].copy())
         self._targets.append(targets.copy())
+
+    def drop(self, targets: Collection[int]) -> None:
+        """Takes back copies into any of these blocks: their content comes from elsewhere."""
+        copies = zip(self._sources, self._targets, strict=True)
+        kept = [copy for copy in copies if not set(targets).intersection(copy[1].tolist())]
+        self._sources, self._targets = [copy[0] for copy in kept], [copy[1] for copy in kept]
 
     def take(self) -> BlockCopies:
         """What to copy before the step that is being scheduled; empties the list."""

@@ -77,10 +77,10 @@ class PositionalManager(Manager):
         if n:
             self.pool.touch(self.number, part.leaders)
             self.ids[:, row, :n] = self.pool.members(self.number, part.leaders)
-        # A block that the hit ends in lacks what is below the hit, unless it is copied or a connector brings
-        # it: then it counts as complete.
-        is_filled = part.copy_from >= 0 or span.computed > part.length
-        self.cached[row] = part.length // self.block_size if is_filled else cdiv(part.length, self.block_size)
+        # A block that the hit ends in lacks what is below the hit, unless it is copied: then it counts as
+        # complete.
+        whole = cdiv(part.length, self.block_size)
+        self.cached[row] = part.length // self.block_size if part.copy_from >= 0 else whole
         # Blocks of the hit are recorded already.
         self.inside[row] = self.cached[row] * self.hashes_per_block
 
@@ -109,9 +109,6 @@ class PositionalManager(Manager):
     # One request
 
     def trim(self, part: HitPart, computed: int) -> HitPart:
-        if computed > part.length:
-            # A connector brings the block that the hit ends in as a whole: a copy would write over it.
-            part = part._replace(copy_from=-1)
         if not self.gives_back:
             return part
         skipped = self.first_skipped(computed)
@@ -163,10 +160,7 @@ class PositionalManager(Manager):
     def extend(self, row: int, num_units: int, span: Span) -> None:
         n = self.count.item(row)
         self._reserve_width(n + num_units)
-        if num_units == 1:
-            self.ids[:, row, n] = self.pool.take_unit(self.number)
-        else:
-            self.ids[:, row, n : n + num_units] = self.pool.take(self.number, num_units)
+        self.ids[:, row, n : n + num_units] = self.pool.take(self.number, num_units)
         self.count[row] = n + num_units
 
     # Caching
