@@ -104,7 +104,7 @@ def _start(
 
 def _take(cache: "KVCacheManager", row: int, needed: list[int], taken: int, span: Span) -> None:
     """Gives the row the units it needs, by manager, `taken` ids in all, and caches what its step fills."""
-    cache.pool.make_room(taken)
+    cache.pool.make_room(taken, needed)
     for manager, num_units in zip(cache.managers, needed, strict=True):
         if num_units:
             manager.extend(row, num_units, span)

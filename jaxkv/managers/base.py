@@ -296,7 +296,7 @@ class Manager(ABC):
 
     @abstractmethod
     def extend(self, row: int, num_units: int, span: Span) -> None:
-        """Takes the units that `units_needed` counted, if there are any."""
+        """Takes the units that `units_needed` counted, at least one, from the pool: all in one call."""
 
     # Caching
 

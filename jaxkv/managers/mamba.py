@@ -185,18 +185,19 @@ class MambaManager(Manager):
         return fresh + self.spec.num_speculative_blocks + len(self._inside(span))
 
     def extend(self, row: int, num_units: int, span: Span) -> None:
-        if row not in self._speculative and self.spec.num_speculative_blocks:
-            scratch = self.pool.take(self.number, self.spec.num_speculative_blocks)[0]
-            self._speculative[row] = scratch.astype(np.int32)
+        leaders = self.pool.take(self.number, num_units)[0].tolist()
+        num_scratch = self.spec.num_speculative_blocks
+        if num_scratch and row not in self._speculative:
+            self._speculative[row] = np.array(leaders[:num_scratch], np.int32)
+            del leaders[:num_scratch]
         inside = self._inside(span)
         if inside:
-            leaders = self.pool.take(self.number, len(inside))[0]
-            self._checkpoints[row] = dict(zip(inside, leaders.tolist(), strict=True))
-        if span.after > self.limit[row] or self.current[row] == NO_STATE:
+            self._checkpoints[row] = dict(zip(inside, leaders, strict=False))
+        if len(leaders) > len(inside):
             brought = self.current[row] == NO_STATE and span.computed > 0
             self.previous[row] = self.current[row]
             self.previous_position[row] = self.limit[row]
-            self.current[row] = self.pool.take_one(self.number)
+            self.current[row] = leaders[-1]
             # A connector puts the state into the new unit, which the step then updates in place.
             self.switched_from[row] = _IN_PLACE if brought else span.computed
             self.limit[row] = (

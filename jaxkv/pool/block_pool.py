@@ -11,7 +11,7 @@ expects no hit), then strong ones; within a class the least recently freed first
 without the difference, and may have strong units wait longer in queues of higher levels.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +87,9 @@ class BlockPool:
         self._width_array: NDArray[np.int64] = np.empty(0, np.int64)
         self._are_wide = False
         self._listeners: list[EvictionListener] = []
+        # By manager: units that are about to be taken together, and those that lost their content for it.
+        self._wanted: Sequence[int] = ()
+        self._reserved: dict[int, NDArray[np.intp]] = {}
 
     def register(self, width: int, on_evict: EvictionListener) -> int:
         """Adds a manager whose units have `width` ids; returns its number."""
@@ -109,20 +112,26 @@ class BlockPool:
         """int32[num_blocks]: how many hold each unit, by leader. To look at."""
         return np.maximum(self.holders, 0)
 
-    def take(self, manager: int, num_units: int) -> NDArray[np.intp]:
-        """New units with one holder each: intp[width, num_units], row 0 the leaders.
+    def take(self, manager: int, num_units: int) -> NDArray[np.integer]:
+        """New units with one holder each: int[width, num_units], row 0 the leaders.
 
         The caller has made sure that num_units * width <= num_free.
         """
+        if num_units == 1:
+            return self._take_one(manager)[:, None]
         width = self.widths[manager]
         needed = num_units * width
+        self.num_free -= needed
+        members = self._members[manager]
+        reserved = self._reserved.pop(manager, None)
+        if reserved is not None:
+            self._words[reserved] = self._new_words[manager]
+            return reserved[None] if members is None else members[reserved].T
         if needed > self._num_plain:
             self._evict(needed - self._num_plain)
         stop = self._num_plain
         self._num_plain -= needed
-        self.num_free -= needed
         ids = self._plain[self._num_plain : stop][::-1]
-        members = self._members[manager]
         if members is None:
             ids = ids[None].copy()
             self._words[ids[0]] = self._new_words[manager]
@@ -132,7 +141,7 @@ class BlockPool:
         members[ids[0]] = ids.T
         return ids
 
-    def take_unit(self, manager: int) -> NDArray[np.intp]:
+    def _take_one(self, manager: int) -> NDArray[np.intp]:
         """`take` of one unit: its ids, intp[width]."""
         width = self.widths[manager]
         if width > self._num_plain:
@@ -147,17 +156,16 @@ class BlockPool:
             members[ids[0]] = ids
         return ids
 
-    def take_one(self, manager: int) -> int:
-        """`take` of one unit: its leader."""
-        return int(self.take_unit(manager)[0])
-
-    def make_room(self, num_ids: int) -> None:
+    def make_room(self, num_ids: int, num_units: Sequence[int] = ()) -> None:
         """Takes the content of free units now that `num_ids` ids are about to be taken, by any managers.
 
-        Not needed before `take`, but one call for all takes is quicker.
+        Not needed before `take`, but one call for all takes is quicker. num_units: by manager, what each is
+        going to `take` next, in one call. A manager's own units then come back to it as they are.
         """
         if num_ids > self._num_plain:
+            self._wanted = num_units
             self._evict(num_ids - self._num_plain)
+            self._wanted = ()
 
     def members(self, manager: int, leaders: NDArray[np.integer]) -> NDArray[np.int32]:
         """int32[width, n]: the ids of n units."""
@@ -359,61 +367,70 @@ class BlockPool:
         self._plain[first : self._num_plain] = leader if members is None else members[leader]
 
     def _evict(self, num_ids: int) -> None:
-        """Turns cached free units into at least `num_ids` plain ids."""
-        goal = self._num_plain + num_ids
-        while self._num_plain < goal and (queue := self._next_queue()) is not None:
-            room = goal - self._num_plain
-            if room <= _FEW or (queue is self._weak and queue.num_places <= _FEW):
-                self._evict_one_from(queue)
-                continue
-            if len(self._levels) > 1 and queue is not self._weak:
+        """Takes the content of free cached units that have at least `num_ids` ids."""
+        while num_ids > 0 and (queue := self._next_queue()) is not None:
+            if num_ids <= _FEW or (queue is self._weak and queue.num_places <= _FEW):
+                num_ids -= self._evict_one_from(queue)
+            elif len(self._levels) > 1 and queue is not self._weak:
                 # The next one's turn may come before all are taken.
-                room = min(room, _TURN)
-            self._evict_from(queue, room)
-        if self._num_plain < goal:
-            raise RuntimeError(f"{goal - self._num_plain} ids more were promised than are free")
+                num_ids -= self._evict_from(queue, min(num_ids, _TURN))
+            else:
+                num_ids -= self._evict_from(queue, num_ids)
+        if num_ids > 0:
+            raise RuntimeError(f"{num_ids} ids more were promised than are free")
 
-    def _evict_from(self, queue: LruQueue, room: int) -> None:
-        """Turns a queue's first units into `room` plain ids or a few more, or less where it has no more."""
-        leaders = queue.front(room)
+    def _evict_from(self, queue: LruQueue, num_ids: int) -> int:
+        """Takes the content of a queue's first units, which have `num_ids` ids or a few more, or less where
+        it has no more. Returns how many.
+        """
+        leaders = queue.front(num_ids)
         if not len(leaders):
-            return
+            return 0
         if len(self.widths) == 1:
-            self._evict_first(queue, 0, leaders, room)
-            return
+            return self._evict_first(queue, 0, leaders, num_ids)
         owners = self.owner[leaders]
         numbers = owners.tobytes()
         # Questions to bytes: see `_parted_by_content`.
         if numbers == numbers[: owners.itemsize] * len(owners):
-            self._evict_first(queue, owners.item(0), leaders, room)
-            return
+            return self._evict_first(queue, owners.item(0), leaders, num_ids)
         if self._are_wide:
             reached = self._width_array[owners].cumsum()
-            num_enough = int(reached.searchsorted(room)) + 1
+            num_enough = int(reached.searchsorted(num_ids)) + 1
             leaders, owners = leaders[:num_enough], owners[:num_enough]
         queue.drop_up_to(leaders.item(-1))
-        for manager in sorted(set(owners.tolist())):
-            self._evict_all(manager, leaders[owners == manager])
+        return sum([self._evict_all(m, leaders[owners == m]) for m in sorted(set(owners.tolist()))])
 
-    def _evict_first(self, queue: LruQueue, manager: int, leaders: NDArray[np.intp], room: int) -> None:
-        """Turns as many of a queue's first units, all of one manager, into plain ids as `room` takes."""
-        leaders = leaders[: -(-room // self.widths[manager])]
+    def _evict_first(self, queue: LruQueue, manager: int, leaders: NDArray[np.intp], num_ids: int) -> int:
+        """`_evict_from` where the queue's first units are all of one manager."""
+        leaders = leaders[: -(-num_ids // self.widths[manager])]
         queue.drop_up_to(leaders.item(-1))
-        self._evict_all(manager, leaders)
+        return self._evict_all(manager, leaders)
 
-    def _evict_all(self, manager: int, leaders: NDArray[np.intp]) -> None:
-        """Free units of a manager, which are in no queue any more, become plain ids."""
+    def _evict_all(self, manager: int, leaders: NDArray[np.intp]) -> int:
+        """Units of a manager, which are in no queue any more, lose their content; returns how many ids they
+        have. They become plain ids, or are kept together for the manager where it wants so many.
+        """
         self._lose_content(manager, leaders)
-        self._words[leaders] = 0
-        self._push_plain_of(manager, leaders)
+        num_ids = len(leaders) * self.widths[manager]
+        num_units = self._wanted[manager] if self._wanted else 0
+        if _FEW < num_units <= len(leaders) and manager not in self._reserved:
+            self._reserved[manager] = leaders[:num_units]
+            leaders = leaders[num_units:]
+        if len(leaders):
+            self._words[leaders] = 0
+            self._push_plain_of(manager, leaders)
+        return num_ids
 
-    def _evict_one_from(self, queue: LruQueue) -> None:
-        """Turns a queue's first unit, where it has one, into plain ids."""
+    def _evict_one_from(self, queue: LruQueue) -> int:
+        """`_evict_from` of one unit."""
         leader = queue.pop_one()
-        if leader is not None:
-            self._lose_content(self.owner.item(leader), leader)
-            self._push_plain_one(leader)
-            self._words[leader] = 0
+        if leader is None:
+            return 0
+        manager = self.owner.item(leader)
+        self._lose_content(manager, leader)
+        self._push_plain_one(leader)
+        self._words[leader] = 0
+        return self.widths[manager]
 
     def _next_queue(self) -> LruQueue | None:
         """The queue whose first unit is the next to go; None where all are empty."""

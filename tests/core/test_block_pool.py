@@ -112,6 +112,32 @@ def test_evicting_one_id_turns_the_whole_unit_into_plain_ids() -> None:
     assert pool.cached_by[ids[0, 0]] == NOT_CACHED
 
 
+def test_room_for_many_units_of_a_manager_is_made_of_its_own_where_they_go_first() -> None:
+    """12 wide units and 9 narrow ones fill the pool; 10 of each kind are to be taken."""
+    pool = make_pool(1 + 12 * 3 + 9, 3, 1)
+    wide, narrow = pool.take(0, 12), pool.take(1, 9)[0]
+    cache(pool, wide[0])
+    cache(pool, narrow)
+    pool.let_go(np.concatenate([wide[0], narrow]))
+    pool.make_room(10 * 3 + 5, [10, 5])
+    assert pool.num_free == 45
+    again, others = pool.take(0, 10), pool.take(1, 5)
+    assert again.tolist() == wide[:, :10].tolist()
+    assert pool.members(0, again[0]).tolist() == again.tolist()
+    # What is left of the wide ones' room is what the narrow ones get.
+    assert set(others[0].tolist()) <= set(wide[:, 10:].ravel().tolist())
+    assert pool.num_free == 10
+    assert len(pool.plain_ids()) == 1
+    assert pool.free_units().tolist() == narrow.tolist()
+    assert (pool.refs[again[0]] == 1).all()
+    assert not pool.cached[again[0]].any()
+    assert not pool.refs[again[1:]].any()
+    # Without content they are plain ids when nobody holds them any more, all of them.
+    pool.let_go(again[0])
+    pool.let_go(others[0])
+    assert sorted(pool.plain_ids().tolist()) == sorted(wide.ravel().tolist())
+
+
 def test_forgetting_a_held_unit_leaves_it_with_its_holder() -> None:
     pool = make_pool(4)
     leaders = pool.take(0, 2)[0]
@@ -178,7 +204,7 @@ def test_units_of_several_managers_are_let_go_of_at_once() -> None:
     assert pool.num_free == 18
     assert pool.free_units().tolist() == [int(wide[0, 0]), int(narrow[1])]
     assert set(pool.plain_ids().tolist()) >= {*narrow[2:].tolist(), *wide[:, 1].tolist()}
-    assert [pool.take_one(0) for _ in range(18)][-1] == int(narrow[1])
+    assert [int(pool.take(0, 1)[0, 0]) for _ in range(18)][-1] == int(narrow[1])
     assert pool.refs[narrow[0]] == 1
 
 
