@@ -384,7 +384,10 @@ class KVCacheManager:
 
     def take_events(self) -> list[KVCacheEvent]:
         """KV events since the last call; empty unless enabled."""
-        return self._events.take() if self._events is not None else []
+        if self._events is None:
+            return []
+        self.upkeep.catch_up_caching()
+        return self._events.take()
 
     def take_residency(self) -> list[Residency]:
         """The lives of sampled blocks that ended since the last call."""

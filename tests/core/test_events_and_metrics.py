@@ -1,5 +1,6 @@
 from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxkv.errors import JaxkvError
@@ -26,6 +27,23 @@ def test_stored_events_chain_blocks_by_group() -> None:
     assert (last.kv_cache_spec_kind, last.kv_cache_spec_sliding_window) == ("sliding_window", 8)
     assert {(e.block_size, e.lora_name) for e in events} == {(4, "x")}
     assert driver.cache.take_events() == []
+
+
+def test_a_block_that_decoding_fills_is_reported_in_that_step() -> None:
+    cache = make_cache([full(), window(8)], options=EVENTS)
+    request = Driver(cache).run(seq(1, 9))
+    cache.take_events()
+    row = np.array([cache.row_of(request.request_id)])
+    for num_tokens in range(10, 14):
+        request.append_tokens([num_tokens])
+        cache.new_step_starts()
+        assert cache.allocate_decodes(row, np.array([num_tokens])).num_done == 1
+        request.num_computed_tokens = num_tokens
+        stored = [e for e in cache.take_events() if isinstance(e, BlockStored)]
+        # Of blocks of 4 tokens the third is full with the twelfth token.
+        expected = [0, 1] if num_tokens == 12 else []
+        assert [e.group_idx for e in stored] == expected, num_tokens
+        assert all(e.block_hashes == (request.block_hashes(cache.hasher)[2],) for e in stored)
 
 
 def test_what_was_stored_and_not_removed_is_what_can_be_hit() -> None:
