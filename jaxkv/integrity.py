@@ -15,13 +15,13 @@ class IntegrityError(RuntimeError):
 def check_integrity(cache: "KVCacheManager") -> None:
     """Raises IntegrityError unless every block is accounted for exactly once.
 
-    Every request has a row of its own. Plain ids hold nothing; they, ids of free cached units and ids of held
-    units partition the pool without the null block. Every reference count equals the number of holders; the
-    index and the pool agree on what is cached, and on what is in it twice or in part; the free count is
-    right.
+    Every request has a row of its own, which knows how far it gets without work on it. Plain ids hold
+    nothing; they, ids of free cached units and ids of held units partition the pool without the null block.
+    Every reference count equals the number of holders; the index and the pool agree on what is cached, and on
+    what is in it twice or in part; the free count is right.
     """
     pool = cache.pool
-    fault = cache.rows.fault()
+    fault = cache.rows.fault() or cache.rows.wrong_figure(cache.upkeep.delayed)
     if fault is not None:
         raise IntegrityError(fault)
     holders = np.zeros(pool.num_blocks, np.int64)

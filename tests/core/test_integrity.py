@@ -64,6 +64,14 @@ def forget_who_is_in_a_row(cache: KVCacheManager) -> None:
     cache.rows._infos[int(cache.rows.active()[0])] = None
 
 
+def promise_a_row_too_much_room(cache: KVCacheManager) -> None:
+    cache.rows.capacity[cache.rows.active()[0]] += 1
+
+
+def forget_when_to_cache(cache: KVCacheManager) -> None:
+    cache.rows.cache_at[cache.rows.active()[0]] += 4
+
+
 def forget_an_equal_block(cache: KVCacheManager) -> None:
     cache.managers[0].index._duplicates.clear()
 
@@ -84,6 +92,8 @@ def keep_half_a_tail(cache: KVCacheManager) -> None:
         lose_a_row,
         offer_a_row_in_use,
         forget_who_is_in_a_row,
+        promise_a_row_too_much_room,
+        forget_when_to_cache,
         forget_an_equal_block,
         keep_a_tail_of_a_plain_block,
         keep_half_a_tail,
