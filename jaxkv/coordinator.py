@@ -90,7 +90,7 @@ class HybridCoordinator(KVCacheCoordinator):
         alone, needs = [0] * len(self.managers), [0] * len(self.managers)
         parts = [NO_PART] * len(self.managers)
         length, first_answers = self._settle(finders, limit)
-        pending = any(finder.waits for finder in finders)
+        pending = True in [finder.waits for finder in finders]
         asked = limit
         for manager, finder, answer in zip(self._order, finders, first_answers, strict=True):
             if length:

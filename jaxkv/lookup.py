@@ -91,7 +91,7 @@ class PrefixLookup:
 
     def _hit(self, found: Found, hashes: list[bytes]) -> PrefixHit:
         by_group = [0] * self._num_groups
-        longest, limited_by = found.length, None
+        longest, limited_by, branch_point = found.length, None, 0
         for manager in self._managers:
             # What is served without any block says nothing about what is cached.
             alone = found.alone[manager.number] if found.needs_alone[manager.number] else 0
@@ -101,12 +101,13 @@ class PrefixLookup:
         if longest > found.length:
             limiting = min(self._cacheable, key=lambda m: found.alone[m.number])
             limited_by = limiting.group_ids[0]
+            branch_point = self._branch_point(found, longest)
         return PrefixHit(
             num_tokens=found.length,
             tokens_by_group=tuple(by_group),
             limited_by=limited_by,
             lost_tokens=longest - found.length,
-            branch_point=self._branch_point(found, longest),
+            branch_point=branch_point,
             pending=found.pending,
             parts=found.parts,
             version=self._pool.version,

@@ -1,6 +1,5 @@
 """From hashes to cached units, for one manager."""
 
-import contextlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -174,9 +173,11 @@ class PrefixIndex:
     def run(self, hashes: list[bytes]) -> list[int]:
         """Leaders of the leading hashes that are all cached."""
         found: list[int] = []
-        # The first hash that is not cached ends the run; what was found before it stays in the list.
-        with contextlib.suppress(KeyError):
+        try:
             found.extend(map(self.units.__getitem__, hashes))
+        except KeyError:
+            # The first hash that is not cached ends the run; what was found before it is in the list.
+            return found
         return found
 
     def fault(self, cached: set[int]) -> str | None:
