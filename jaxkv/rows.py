@@ -101,36 +101,29 @@ class CacheRows:
 
     def refresh(self, rows: NDArray[np.intp]) -> None:
         """`refresh_one` for many rows."""
-        self.capacity[rows], self.cache_at[rows] = self._counted(rows)
-
-    def wrong_figure(self, delayed: Collection[int]) -> str | None:
-        """Which row's `capacity` or `cache_at` is not what the managers say now, if any.
-
-        delayed: rows whose caching is put off. A row that has reached its `cache_at` is looked at anyway.
-        """
-        rows = self.active()
-        capacity, cache_at = self._counted(rows)
-        cache_at[np.isin(rows, list(delayed))] = NEVER
-        reached = self.position[rows] >= self.cache_at[rows]
-        late = (self.cache_at[rows] != cache_at) & ~(reached & (self.cache_at[rows] < cache_at))
-        for name, wrong, counted in (
-            ("capacity", self.capacity[rows] != capacity, capacity),
-            ("cache_at", late, cache_at),
-        ):
-            if wrong.any():
-                index = int(wrong.argmax())
-                have = getattr(self, name)[rows[index]]
-                return f"row {rows[index]} has a {name} of {have}, its managers say {counted[index]}"
-        return None
-
-    def _counted(self, rows: NDArray[np.intp]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """`capacity` and `cache_at` of int[n] rows, as their managers say."""
         capacity, cache_at = np.full(len(rows), self._max_model_len), np.full(len(rows), NEVER)
         for manager in self._managers:
             capacity = np.minimum(capacity, manager.capacities(rows))
             if manager.cacheable:
                 cache_at = np.minimum(cache_at, manager.next_cacheable(rows))
-        return capacity, cache_at
+        self.capacity[rows] = capacity
+        self.cache_at[rows] = cache_at
+
+    def wrong_figure(self, delayed: Collection[int]) -> str | None:
+        """Which row's `capacity` or `cache_at` is not what its managers say now, if any. Changes neither.
+
+        delayed: rows whose caching is put off. A row that has reached its `cache_at` is looked at anyway.
+        """
+        for row in self.active().tolist():
+            capacity, cache_at = self.capacity.item(row), self.cache_at.item(row)
+            counted = self.refresh_one(row)
+            due, room = NEVER if row in delayed else counted, self.capacity.item(row)
+            self.capacity[row], self.cache_at[row] = capacity, cache_at
+            if room != capacity:
+                return f"row {row} has room for {capacity} tokens, its managers say {room}"
+            if cache_at > due or self.position.item(row) < cache_at < due:
+                return f"row {row} has something to cache at {cache_at} tokens, its managers say at {due}"
+        return None
 
     def _grow(self, num_rows: int) -> None:
         have = len(self._infos)
