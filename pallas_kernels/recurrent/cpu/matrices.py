@@ -94,7 +94,12 @@ def make_span(units: Units, sizes: ChunkSizes, rule: Rule) -> Any:
     load_keys, log_of_decay, load_value, share, store_out, _ = rule
     sums, grow = tiles.sums(CHUNK, 1), tiles.grow(CHUNK, 1)
     across = next(count for count in (8, 4, 2, 1) if head_size % (count * LANES) == 0)
-    sums_of_one, grow_of_one, wide = tiles.sums(1, across), tiles.grow(1, across), across * LANES
+    both_sums, grow_of_one = tiles.sums(2, across, ahead=True), tiles.grow(1, across)
+    wide = across * LANES
+    together = heads_of_block if heads_of_key % heads_of_block == 0 else 1
+    advance_across = next(count for count in (8, 4, 2, 1) if together * head_size % (count * LANES) == 0)
+    advance = tiles.advance(advance_across, max(1, advance_across * LANES // head_size))
+    advance_wide = advance_across * LANES
 
     @compiled
     def dot(a, b):
@@ -186,31 +191,53 @@ def make_span(units: Units, sizes: ChunkSizes, rule: Rule) -> Any:
         """A chunk of one token: no sums for others, more channels at a time."""
         for column in range(0, head_size, wide):
             here, at = column * WORD, offset + column * WORD
-            if solves:
-                sums_of_one(room + keys_at, key_row, rows, at, size, room + seen_at + here, value_row)
-            sums_of_one(room + queries_at, key_row, rows, at, size, room + asked_at + here, value_row)
+            both, keys = room + seen_at + here, room + keys_at
+            both_sums(keys, queries_at - keys_at, rows, at, size, both, asked_at - seen_at)
             for one in range(column, column + wide, LANES):
                 column_values(call, room, head, first, 1, one)
                 column_out(call, room, head, first, 1, one)
             left = load_float32(room + decays_at)
-            grow_of_one(left, room + keys_at, key_row, rows, at, size, room + values_at + here, value_row)
+            grow_of_one(left, keys, key_row, rows, at, size, room + values_at + here, value_row)
+
+    @compiled
+    def one_token_of_heads(call, room, head, first, rows, offset):
+        """A chunk of one token that needs no sums of the state before it, of heads next to each other."""
+        values, asked = room + values_at, room + asked_at
+        for index in range(together):
+            decay = exp2_of_negative(r.splat(log_of_decay(call, first, head + index)))
+            r.store(room + decays_at + index * register, decay)
+            for column in range(0, head_size, LANES):
+                value = load_value(call, first, head + index, column)
+                r.store(values + index * value_row + column * WORD, value)
+        for column in range(0, together * head_size, advance_wide):
+            here, at = column * WORD, offset + column * WORD
+            lefts = room + decays_at + column // head_size * register
+            advance(lefts, room + keys_at, room + queries_at, rows, at, size, values + here, asked + here)
+        for index in range(together):
+            for column in range(0, head_size, LANES):
+                total = r.load(asked + index * value_row + column * WORD)
+                store_out(call, first, head + index, column, total)
 
     @compiled
     def span(call, unit, table, room, first, stop, position):
         while first < stop:
             count = min(stop - first, chunk_tokens - position % chunk_tokens)
-            for index in range(heads):
+            in_one_pass = count == 1 and not solves
+            for index in range(0, heads, together if in_one_pass else 1):
                 head = unit * heads + index
                 if index == 0 or head % heads_of_key == 0:
                     prepare_keys(call, room, head, first, count)
-                prepare_decays(call, room, head, first, count)
-                prepare_pairs(call, room, head, first, count)
                 rows = table + index // heads_of_block * size * ADDRESS
                 offset = index % heads_of_block * head_size * WORD
-                if count == 1:
-                    one_token(call, room, head, first, rows, offset)
+                if in_one_pass:
+                    one_token_of_heads(call, room, head, first, rows, offset)
                 else:
-                    chunk(call, room, head, first, count, rows, offset)
+                    prepare_decays(call, room, head, first, count)
+                    prepare_pairs(call, room, head, first, count)
+                    if count == 1:
+                        one_token(call, room, head, first, rows, offset)
+                    else:
+                        chunk(call, room, head, first, count, rows, offset)
             first += count
             position += count
 

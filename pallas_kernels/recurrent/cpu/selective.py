@@ -1,4 +1,4 @@
-"""Mamba 1: the states of 16 channels at a time stay in the nearest cache for some tokens."""
+"""Mamba 1: states of 16 channels at a time stay in the nearest cache for some tokens, if there are some."""
 
 from functools import cache
 from math import log
@@ -26,8 +26,8 @@ from pallas_kernels.recurrent.state_table import StateTable
 X, DT, RATES, B, C, D = range(INPUTS, INPUTS + 6)
 TURN = 16
 """Tokens before the next channels' turn: their inputs of other channels are in a cache when those come."""
-AHEAD = 4
-"""Registers of channels by which a decode asks for states before it needs them."""
+AHEAD = 8
+"""Registers of channels by which states are asked for before they are needed."""
 
 
 def selective_scan_numba(
@@ -52,6 +52,15 @@ def _kernel(units: Units, dtype: np.dtype) -> Kernel:
     store = r.store_bfloat16 if element == 2 else r.store
 
     @compiled
+    def advance(at, rates, row, token, step, added, total, b, c):
+        """The output's sum after a row of the state, at an address, took in a token."""
+        decay = exp2_of_negative(r.multiply(step, r.load(rates + row * r.BYTES)))
+        key = r.multiply(r.load_splat(b + (token * rows + row) * WORD), added)
+        state = r.multiply_add(decay, r.load(at), key)
+        r.store(at, state)
+        return r.multiply_add(r.load_splat(c + (token * rows + row) * WORD), state, total)
+
+    @compiled
     def span(call, unit, table, room, first, stop, _position):
         at = unit * width
         x, out = frame.operand(call, X) + at * element, frame.result(call, OUT) + at * element
@@ -61,26 +70,31 @@ def _kernel(units: Units, dtype: np.dtype) -> Kernel:
             end = min(begin + TURN, stop)
             for column in range(0, width, LANES):
                 rates = frame.operand(call, RATES) + (at + column) * rows * WORD
-                for row in range(rows):
-                    state = load_int64(table + row * ADDRESS) + column * WORD
-                    r.prefetch(state + AHEAD * r.BYTES)
-                    r.store(room + row * r.BYTES, r.load(state))
                 skip = r.load(d + column * WORD)
+                stays = end - begin > 1
+                if stays:
+                    for row in range(rows):
+                        state = load_int64(table + row * ADDRESS) + column * WORD
+                        r.prefetch(state + AHEAD * r.BYTES)
+                        r.store(room + row * r.BYTES, r.load(state))
                 for token in range(begin, end):
                     here = token * channels + column
                     value, step = load(x + here * element), r.load(dt + here * WORD)
                     added = r.multiply(step, value)
                     total = r.multiply(skip, value)
-                    for row in range(rows):
-                        rate = r.load(rates + row * r.BYTES)
-                        decay = exp2_of_negative(r.multiply(step, rate))
-                        key = r.multiply(r.load_splat(b + (token * rows + row) * WORD), added)
-                        state = r.multiply_add(decay, r.load(room + row * r.BYTES), key)
-                        r.store(room + row * r.BYTES, state)
-                        total = r.multiply_add(r.load_splat(c + (token * rows + row) * WORD), state, total)
+                    if stays:
+                        for row in range(rows):
+                            state = room + row * r.BYTES
+                            total = advance(state, rates, row, token, step, added, total, b, c)
+                    else:
+                        for row in range(rows):
+                            state = load_int64(table + row * ADDRESS) + column * WORD
+                            r.prefetch(state + AHEAD * r.BYTES)
+                            total = advance(state, rates, row, token, step, added, total, b, c)
                     store(out + here * element, total)
-                for row in range(rows):
-                    state = r.load(room + row * r.BYTES)
-                    r.store(load_int64(table + row * ADDRESS) + column * WORD, state)
+                if stays:
+                    for row in range(rows):
+                        state = r.load(room + row * r.BYTES)
+                        r.store(load_int64(table + row * ADDRESS) + column * WORD, state)
 
     return make_kernel(f"jaxkv_selective_scan_{dtype}", units, span, rows * r.BYTES, element)

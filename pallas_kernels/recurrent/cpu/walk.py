@@ -13,6 +13,7 @@ from pallas_kernels.cpu.instruction import compiled
 from pallas_kernels.cpu.kernel import Kernel
 from pallas_kernels.cpu.memory import allocate, free, load_int32
 from pallas_kernels.recurrent.cpu.states import ADDRESS, WORD, state_functions
+from pallas_kernels.recurrent.cpu.tiles import AHEAD
 from pallas_kernels.recurrent.cpu.units import LANES, Units
 from pallas_kernels.recurrent.outputs import StepResult
 from pallas_kernels.recurrent.state_place import StatePlace
@@ -22,8 +23,10 @@ POOL, SLOT, STARTS, LENS, SEQUENCES, READ, WRITE, KEPT_LENS, KEPT = range(9)
 """Operands of every kernel; the operation's own come after them."""
 INPUTS = 9
 NEW_POOL, OUT = 0, 1
-PIECE_BYTES = 1 << 16
-"""Bytes of states, times tokens, that a piece has at least: some microseconds."""
+PIECE_BYTES = 1 << 18
+"""Bytes of states, times tokens, of a piece: units of a sequence next to each other, which are read ahead."""
+PIECES = 32
+"""Pieces at least, if there are as many units, so that many cores have work."""
 
 
 def make_kernel(name: str, units: Units, span: Any, span_bytes: int, out_bytes: int) -> Kernel:
@@ -36,8 +39,9 @@ def make_kernel(name: str, units: Units, span: Any, span_bytes: int, out_bytes: 
     open_state, keep, room_bytes = functions
     count, columns, rows = units.count, units.columns, units.rows
     unit_bytes = rows * units.width * WORD
-    table_bytes = -(-rows * ADDRESS // registers.BYTES) * registers.BYTES
-    bytes_of_all = table_bytes + room_bytes + span_bytes + registers.BYTES
+    table_bytes = rows * ADDRESS  # one after another, so that what lies behind a table is soon needed, too
+    span_bytes = -(-span_bytes // registers.BYTES) * registers.BYTES
+    bytes_of_all = registers.BYTES + span_bytes + (rows + AHEAD) * ADDRESS
 
     @compiled
     def sequences(call):
@@ -47,7 +51,7 @@ def make_kernel(name: str, units: Units, span: Any, span_bytes: int, out_bytes: 
     def jobs_of_a_piece(call):
         tokens = load_int32(frame.operand(call, STARTS) + sequences(call) * WORD)
         each = unit_bytes * max(1, tokens // max(1, sequences(call)))
-        return max(1, PIECE_BYTES // each)
+        return max(1, min(PIECE_BYTES // each, count * sequences(call) // PIECES))
 
     @compiled
     def pieces(call):
@@ -89,36 +93,51 @@ def make_kernel(name: str, units: Units, span: Any, span_bytes: int, out_bytes: 
                 keep(frame.result(call, NEW_POOL), slot, at, unit, table)
 
     @compiled
-    def tokens_of(call, sequence, unit, table):
-        starts = frame.operand(call, STARTS) + sequence * WORD
+    def row_of(call, sequence, ids):
+        """Block ids of a sequence in one of the tables."""
+        return frame.operand(call, ids) + sequence * frame.operand_size(call, READ, 1) * WORD
+
+    @compiled
+    def open_unit(call, sequence, unit, table, room):
+        read, write = row_of(call, sequence, READ), row_of(call, sequence, WRITE)
+        if load_int32(write) != 0:
+            slot = np.int64(load_int32(frame.operand(call, SLOT)))
+            open_state(frame.result(call, NEW_POOL), slot, read, write, unit, table, room)
+
+    @compiled
+    def tokens_of(call, sequence, unit, table, room):
+        starts, write = frame.operand(call, STARTS) + sequence * WORD, row_of(call, sequence, WRITE)
         first, end = np.int64(load_int32(starts)), np.int64(load_int32(starts + WORD))
-        row = sequence * frame.operand_size(call, READ, 1) * WORD
-        read, write = frame.operand(call, READ) + row, frame.operand(call, WRITE) + row
         if load_int32(write) == 0:
             return
-        pool, slot = frame.result(call, NEW_POOL), np.int64(load_int32(frame.operand(call, SLOT)))
         to_length = load_int32(frame.operand(call, LENS) + sequence * WORD) - end
-        room = table + table_bytes
-        open_state(pool, slot, read, write, unit, table, room)
         while first < end:
             stop = next_stop(call, sequence, first, end, to_length)
-            span(call, unit, table, room + room_bytes, first, stop, first + to_length)
+            span(call, unit, table, room, first, stop, first + to_length)
             keep_checkpoints(call, sequence, unit, table, stop + to_length)
             first = stop
-        keep(pool, slot, write, unit, table)
+        slot = np.int64(load_int32(frame.operand(call, SLOT)))
+        keep(frame.result(call, NEW_POOL), slot, write, unit, table)
 
     @compiled
     def work(call, piece):
         each, rows_and_rest = jobs_of_a_piece(call), sequences(call) + 1
-        memory = allocate(bytes_of_all)
-        table = (memory + registers.BYTES - 1) // registers.BYTES * registers.BYTES
-        for job in range(piece * each, min(count * rows_and_rest, (piece + 1) * each)):
-            unit, sequence = job // rows_and_rest, job % rows_and_rest
+        first, end = piece * each, min(count * rows_and_rest, (piece + 1) * each)
+        memory = allocate(bytes_of_all + each * (table_bytes + room_bytes))
+        span_room = (memory + registers.BYTES - 1) // registers.BYTES * registers.BYTES
+        rooms = span_room + span_bytes
+        tables = rooms + each * room_bytes
+        for job in range(first, end):
+            sequence, unit, index = job // count, job % count, job - first
             if sequence < rows_and_rest - 1:
-                tokens_of(call, sequence, unit, table)
+                open_unit(call, sequence, unit, tables + index * table_bytes, rooms + index * room_bytes)
+        for job in range(first, end):
+            sequence, unit, index = job // count, job % count, job - first
+            if sequence < rows_and_rest - 1:
+                tokens_of(call, sequence, unit, tables + index * table_bytes, span_room)
             else:
-                end = load_int32(frame.operand(call, STARTS) + sequence * WORD)
-                clear(call, unit, np.int64(end))
+                done = load_int32(frame.operand(call, STARTS) + sequence * WORD)
+                clear(call, unit, np.int64(done))
         free(memory)
 
     sizes = "_".join(str(int(size)) for size in astuple(units))

@@ -66,6 +66,17 @@ def test_decodes_only(name):
     check(step, "numba")
 
 
+@pytest.mark.parametrize(
+    ("heads", "head_size", "groups"),
+    [(4, 64, 4), (8, 32, 2), (8, 16, 1), (2, 256, 2)],
+)
+def test_one_token_of_heads_that_share_lanes_or_keys(heads, head_size, groups):
+    """Heads in one row of the state are computed together where they have one key."""
+    sequences = [Sequence(before=4, new=1), Sequence(before=9, new=1, in_place=False, checkpoints=(10,))]
+    step = make_step(mamba2(heads, head_size, 16, groups), sequences, spare_tokens=1, decode_only=True)
+    check(step, "numba")
+
+
 def test_keys_that_hardly_differ():
     """The hardest system of equations: all off-diagonal entries near one."""
     check(make_step(delta(1, 1, 16, 16, alike=True), [Sequence(before=0, new=130)]), "numba")
