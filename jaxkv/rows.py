@@ -92,9 +92,10 @@ class CacheRows:
         """Asks the managers anew when this row needs work; returns its `cache_at`."""
         capacity, cache_at = self._max_model_len, NEVER
         for manager in self._managers:
-            capacity = min(capacity, manager.capacity(row))
-            if manager.cacheable:
-                cache_at = min(cache_at, manager.next_cached(row))
+            if (reach := manager.capacity(row)) < capacity:
+                capacity = reach
+            if manager.cacheable and (place := manager.next_cached(row)) < cache_at:
+                cache_at = place
         self.capacity[row] = capacity
         self.cache_at[row] = cache_at
         return cache_at

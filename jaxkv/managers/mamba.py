@@ -166,7 +166,7 @@ class MambaManager(Manager):
     # One request
 
     def release_skipped(self, row: int, computed: int) -> None:
-        if self.previous[row] != NO_STATE and computed > self.switched_from[row]:
+        if self.previous.item(row) != NO_STATE and computed > self.switched_from.item(row):
             self.pool.let_go_one(self.previous.item(row))
             self.previous[row] = NO_STATE
         states = self._checkpoints.get(row)
@@ -180,7 +180,7 @@ class MambaManager(Manager):
 
     def units_needed(self, row: int, part: HitPart, span: Span) -> int:
         if row >= 0:
-            return int(span.after > self.limit[row]) + len(self._inside(span))
+            return int(span.after > self.limit.item(row)) + len(self._inside(span))
         fresh = 1 if span.after > span.computed or not len(part.leaders) else 0
         return fresh + self.spec.num_speculative_blocks + len(self._inside(span))
 
@@ -194,7 +194,7 @@ class MambaManager(Manager):
         if inside:
             self._checkpoints[row] = dict(zip(inside, leaders, strict=False))
         if len(leaders) > len(inside):
-            brought = self.current[row] == NO_STATE and span.computed > 0
+            brought = self.current.item(row) == NO_STATE and span.computed > 0
             self.previous[row] = self.current[row]
             self.previous_position[row] = self.limit[row]
             self.current[row] = leaders[-1]
@@ -268,7 +268,7 @@ class MambaManager(Manager):
 
     def next_cached(self, row: int) -> int:
         limit = self.limit.item(row)
-        done = self.pool.cached[self.current[row]] or limit % self.context.alignment
+        done = self.pool.cached.item(self.current.item(row)) or limit % self.context.alignment
         return NEVER if done else limit
 
     # All rows of a decode step
