@@ -110,8 +110,9 @@ def test_a_loop_over_requests_would_be_counted(monkeypatch: pytest.MonkeyPatch) 
     original = Scheduler.update_from_output
 
     def slow(scheduler: Scheduler, output: SchedulerOutput, sampled: NDArray[np.int32]) -> StepResult:
+        num_tokens = scheduler.table.num_tokens
         for row in output.rows:
-            scheduler.table.num_tokens[row] += 0
+            num_tokens[row] += 0
         return original(scheduler, output, sampled)
 
     monkeypatch.setattr(Scheduler, "update_from_output", slow)
