@@ -1,7 +1,6 @@
 """What a request gives up, and in which order."""
 
 from collections.abc import Sequence
-from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -37,25 +36,23 @@ def by_end(parts: Sequence[Units]) -> NDArray[np.intp]:
         if type(ranks) is range and len(ranks) > len(longest):
             longest = ranks
     first, step = longest.start, longest.step
-    # Parts that begin and go on alike are runs. The last rank of all others:
-    num_units, last, are_runs = 0, None, []
-    for _, ranks in parts:
+    # Parts that begin and go on like the longest one; the last rank of all others.
+    num_units, runs, last = 0, [], None
+    for units in parts:
+        ranks = units.ranks
         num_units += len(ranks)
-        is_run = type(ranks) is range and ranks.start == first and ranks.step == step
-        are_runs.append(is_run)
-        if ranks and not is_run and (last is None or ranks[-1] > last):
+        if type(ranks) is range and ranks.start == first and ranks.step == step:
+            runs.append(units)
+        elif ranks and (last is None or ranks[-1] > last):
             last = ranks[-1]
     order = np.empty(num_units, np.intp)
     done = start = 0
     if last is not None:
         # Only what other units are among has to be sorted: usually the end of a long prompt.
         start = max(0, (last - first) // step + 1)
-        head = _sorted(
-            [part.first(start) if is_run else part for part, is_run in zip(parts, are_runs, strict=True)]
-        )
+        head = _sorted([part.first(start) if any(part is run for run in runs) else part for part in parts])
         done = len(head)
         order[:done] = head
-    runs = list(compress(parts, are_runs))
     # Usual: equal block sizes, and all reach the end. One unit of each run in turn, as long as all have one.
     while len(runs) > 1:
         stop, turns = min([len(ranks) for _, ranks in runs]), len(runs)
