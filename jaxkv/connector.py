@@ -16,8 +16,8 @@ A tier that keeps what is computed as soon as it is (`saves_computed`) is given 
     cache.computed.let_go_up_to(step)
 
 Where the load is asynchronous no tokens are computed (n is 0) until `finished_loads` names the request; only
-then `cache.cache_blocks` lets others hit what arrived. Before a
-request is freed, `save` may take `blocks_to_save(cache, request)`; if it says that it reads on, the request
+then `cache.cache_blocks` lets others hit what arrived. One that `failed_loads` names is freed instead. Before
+a request is freed, `save` may take `blocks_to_save(cache, request)`; if it says that it reads on, the request
 must not be freed before `finished_saves` names it.
 """
 
@@ -89,6 +89,12 @@ class KVConnector(ABC):
     @abstractmethod
     def finished_loads(self) -> list[str]:
         """Requests whose asynchronous load has ended since the last call."""
+
+    def failed_loads(self) -> list[str]:
+        """Requests whose asynchronous load has ended without all of the content since the last call. What was
+        to be loaded is computed instead.
+        """
+        return []
 
     @abstractmethod
     def finished_saves(self) -> list[str]:

@@ -26,6 +26,15 @@ class _DeferredFree(NamedTuple):
     request: Request
 
 
+class _Loading(NamedTuple):
+    """A request whose blocks a connector is filling: its status before, and what it begins with."""
+
+    request: Request
+    status: RequestStatus
+    hit: "PrefixHit"
+    num_external_tokens: int
+
+
 class Lifecycle:
     """Every live request, where it is, and the counters of what happened to them.
 
@@ -47,7 +56,7 @@ class Lifecycle:
         self.newly_finished: list[str] = []
         self._keys: dict[str, ServiceKey] = {}
         self._requests: dict[str, Request] = {}
-        self._loading: dict[str, Request] = {}
+        self._loading: dict[str, _Loading] = {}
         self._deferred: deque[_DeferredFree] = deque()
         self._num_added = 0
 
@@ -78,7 +87,9 @@ class Lifecycle:
         rows = self.running.rows
         rows = rows[self.table.prefilling[rows]]
         if self._loading:
-            rows = np.append(rows, np.array([r.row for r in self._loading.values()], np.int32))
+            rows = np.append(
+                rows, np.array([loading.request.row for loading in self._loading.values()], np.int32)
+            )
         return rows[self.cache_manager.rows.position[rows] < self.table.num_tokens[rows]]
 
     def find(self, request_id: str) -> Request | None:
@@ -100,6 +111,19 @@ class Lifecycle:
         """
         key = self._keys[request.request_id]
         self.waiting.remove(key)
+        row = self.cache_manager.row_of(request.request_id)
+        request.bind(self.table, row)
+        request.num_computed_tokens = hit.num_tokens + num_external_tokens
+        if self._transfers.is_loading(request):
+            loading = _Loading(request, request.status, hit, num_external_tokens)
+            self._loading[request.request_id] = loading
+            request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
+        else:
+            self._begin(request, row, hit, num_external_tokens)
+        return row
+
+    def _begin(self, request: Request, row: int, hit: "PrefixHit", num_external_tokens: int) -> None:
+        """The request takes part in steps from now on; what it begins with is counted."""
         computed = hit.num_tokens + num_external_tokens
         if request.num_cached_tokens is None:
             request.num_cached_tokens, request.prefix_hit = computed, hit
@@ -107,30 +131,31 @@ class Lifecycle:
         else:
             request.num_cached_tokens_on_resume += computed
         request.num_external_tokens += num_external_tokens
-        row = self.cache_manager.row_of(request.request_id)
-        request.bind(self.table, row)
-        request.num_computed_tokens = computed
-        if self._transfers.is_loading(request):
-            request.status = RequestStatus.WAITING_FOR_REMOTE_KVS
-            self._loading[request.request_id] = request
-        else:
-            request.status = RequestStatus.RUNNING
-            self.running.add(row, key)
-        return row
+        request.status = RequestStatus.RUNNING
+        self.running.add(row, self._keys[request.request_id])
 
     def poll_transfers(self) -> None:
-        """Requests whose content has arrived begin to run; blocks that have been saved are given back."""
+        """Requests whose content has arrived begin to run, those whose load has failed go back to the queue;
+        blocks that have been saved are given back.
+        """
         if not self._transfers.are_possible:
             return
         for loaded in self._transfers.take_loaded():
-            request = self._loading.pop(loaded.request_id)
+            request, _, hit, num_external_tokens = self._loading.pop(loaded.request_id)
             if request.is_finished:
                 self._free(request)
                 continue
             self.cache_manager.cache_blocks(request, loaded.num_tokens)
             assert request.row is not None
-            request.status = RequestStatus.RUNNING
-            self.running.add(request.row, self._keys[request.request_id])
+            self._begin(request, request.row, hit, num_external_tokens)
+        for request_id in self._transfers.take_failed():
+            request, status, _, _ = self._loading.pop(request_id)
+            if request.is_finished:
+                self._transfers.forget(request_id)
+            else:
+                request.status = status
+                self.waiting.add(request, self._keys[request_id])
+            self._free(request)
         for request in self._transfers.take_saved():
             self._free(request)
         self._save_computed()
@@ -159,6 +184,7 @@ class Lifecycle:
         elif request.status is not RequestStatus.WAITING_FOR_REMOTE_KVS:
             self.waiting.remove(key)
         request.status = status
+        self._transfers.forget(request.request_id)
         self.num_finished += 1
         self.newly_finished.append(request.request_id)
         if request.row is not None:

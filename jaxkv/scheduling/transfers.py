@@ -42,6 +42,7 @@ class Transfers:
         self._kv = cache_manager
         self._loaded_tokens: dict[str, int] = {}
         self._saving: dict[str, Request] = {}
+        self._failed: set[str] = set()
         if connector is not None:
             check_named(cache_manager)
             cache_manager.computed.are_wanted = connector.saves_computed
@@ -67,7 +68,7 @@ class Transfers:
         """What the connector can add to a hit. Raises JaxkvError if it leaves no token to compute, or offers
         what has no name.
         """
-        if self._connector is None:
+        if self._connector is None or request.request_id in self._failed:
             return NO_MATCH
         match = self._connector.match(request, hit.num_tokens)
         if match.num_tokens < 0 or hit.num_tokens + match.num_tokens >= request.num_tokens:
@@ -112,6 +113,22 @@ class Transfers:
             LoadedTokens(name, _take(self._loaded_tokens, name, "loading"))
             for name in self._connector.finished_loads()
         ]
+
+    def take_failed(self) -> list[str]:
+        """Requests whose asynchronous loads have failed since the last call. The connector is not asked about
+        them again.
+        """
+        if self._connector is None or not self._loaded_tokens:
+            return []
+        failed = self._connector.failed_loads()
+        for name in failed:
+            _take(self._loaded_tokens, name, "loading")
+        self._failed.update(failed)
+        return failed
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended: another one may have its id."""
+        self._failed.discard(request_id)
 
     def take_saved(self) -> list[Request]:
         """Ended requests whose blocks the connector no longer reads."""

@@ -39,6 +39,7 @@ class SlowConnector(KVConnector):
         self.saves: list[str] = []
         self.done_loads: list[str] = []
         self.done_saves: list[str] = []
+        self.lost_loads: list[str] = []
 
     def match(self, request: CacheRequest, num_local_tokens: int) -> ExternalMatch:
         return ExternalMatch(max(0, self.num_tokens - num_local_tokens), is_async=True)
@@ -53,6 +54,10 @@ class SlowConnector(KVConnector):
     def finished_loads(self) -> list[str]:
         done, self.done_loads = self.done_loads, []
         return done
+
+    def failed_loads(self) -> list[str]:
+        lost, self.lost_loads = self.lost_loads, []
+        return lost
 
     def finished_saves(self) -> list[str]:
         done, self.done_saves = self.done_saves, []
@@ -315,3 +320,39 @@ def test_a_cache_without_hashes_takes_no_connector() -> None:
         Serving(
             [full()], 40, enable_caching=False, make_connector=lambda cache: InMemoryConnector(cache, Store())
         )
+
+
+def test_what_an_asynchronous_load_does_not_bring_is_computed() -> None:
+    connector = SlowConnector(16)
+    serving = slow(connector)
+    a = serving.add("a", prompt(1, 20), max_tokens=2)
+    assert len(serving.step()) == 0
+    connector.lost_loads = ["a"]
+    # The budget is 16 tokens; nothing that was to come is taken for cached, by nobody.
+    assert serving.step().num_scheduled_tokens() == {"a": 16}
+    connector.num_tokens = 0
+    serving.add("b", prompt(2, 9), max_tokens=2)
+    serving.run()
+    assert connector.loads == ["a"]
+    assert (a.num_cached_tokens, a.num_external_tokens, a.num_preemptions) == (0, 0, 0)
+    assert serving.scheduler.stats.prompt_tokens == 20 + 9
+    assert a.output_token_ids.tolist() == continuation(prompt(1, 20), 2)
+    assert serving.kv.num_free_blocks == 39
+
+
+def test_a_failed_load_of_an_aborted_request_gives_its_blocks_back_and_frees_its_id() -> None:
+    connector = SlowConnector(16)
+    serving = slow(connector)
+    serving.add("a", prompt(1, 20), max_tokens=2)
+    serving.step()
+    serving.scheduler.abort("a")
+    connector.lost_loads = ["a"]
+    serving.step()
+    assert serving.kv.num_free_blocks == 39
+    # Another request of the same id is loaded for again.
+    serving.add("a", prompt(1, 20), max_tokens=2)
+    serving.step()
+    assert connector.loads == ["a", "a"]
+    connector.lost_loads = ["a"]
+    serving.run()
+    assert serving.kv.num_free_blocks == 39
