@@ -248,11 +248,12 @@ class StepBuilder:
             num_encoder_tokens=request.num_encoder_tokens,
         )
         if allocation is None:
+            if self._life.num_with_blocks:
+                return False
             # A hit that ends inside a block takes that block and its copy, which may be one more than the
-            # pool has. When nobody else runs, waiting would not help.
+            # pool has; where nobody else runs, waiting would not help.
             shorter = self._kv.lookup.without_copies(request, hit)
-            is_alone = not self._life.num_with_blocks
-            return is_alone and shorter.num_tokens < hit.num_tokens and self._admit(draft, request, shorter)
+            return shorter.num_tokens < hit.num_tokens and self._admit(draft, request, shorter)
         self._transfers.load(request, hit, match)
         if match.num_tokens and not match.is_async:
             self._kv.cache_blocks(request, computed + size)

@@ -150,8 +150,8 @@ class SlidingWindowSpec(AttentionSpec):
 class ChunkedLocalAttentionSpec(AttentionSpec):
     """A token attends to the tokens of its own chunk of attention_chunk_size tokens, up to itself.
 
-    Its bound on blocks is one too high where the chunk that starts at the worst place in a block would end
-    beyond the maximum length.
+    Its bound on blocks may be one too high where the chunk that starts at the worst place in a block would
+    end beyond the maximum length.
     """
 
     kind: ClassVar[str] = "chunked_local"
