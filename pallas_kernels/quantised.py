@@ -19,6 +19,7 @@ LARGEST = {"float8_e4m3fn": 448.0, "int8": 127.0}
 """The largest number of each type; int8 is used symmetrically."""
 
 TIE_BREAK = 1 + 2.0**-18  # what numbers are enlarged by: 1/2,000 of a step at most
+MINUS_ZERO = 0x80  # of a float8 is not kept: the one that v5's and v6's matrix units take has NaN there
 SMALLEST = 1e-30  # vectors with no larger magnitude are kept as zeros: the quotient below stays finite
 
 
@@ -37,7 +38,10 @@ def quantise(x: jax.Array, dtype: str) -> Quantised:
     scale = jnp.where(most < jnp.inf, most * jnp.float32(1 / LARGEST[dtype]), jnp.nan)
     steps = x * jnp.where(most > SMALLEST, jnp.float32(LARGEST[dtype] * TIE_BREAK) / most, 0)
     small = jnp.round(steps).astype(jnp.int8) if dtype == "int8" else steps.astype(jnp.float8_e4m3fn)
-    return Quantised(lax.bitcast_convert_type(small, jnp.uint8).astype(jnp.uint32), scale)
+    bits = lax.bitcast_convert_type(small, jnp.uint8).astype(jnp.uint32)
+    if dtype != "int8":
+        bits = jnp.where(bits == MINUS_ZERO, 0, bits)
+    return Quantised(bits, scale)
 
 
 def pack_bytes(parts: tuple[jax.Array, jax.Array, jax.Array, jax.Array]) -> jax.Array:

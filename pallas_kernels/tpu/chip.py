@@ -1,9 +1,11 @@
 """What the chip that is compiled for has."""
 
+import jax.numpy as jnp
 from jax.experimental.pallas import tpu as pltpu
 
 INTERPRETED_VMEM = 64 << 20
 INTERPRETED_MATRIX = 256
+SMALLER_FLOAT8 = ("v5e", "v5p", "v6e")
 
 
 def vmem_capacity() -> int:
@@ -31,9 +33,16 @@ def chip_name() -> str:
     return f"tpu{version}" if version[0].isdigit() else version
 
 
-def multiplies_float8() -> bool:
-    """Whether the matrix unit takes float8 beside bfloat16: v4's does not."""
-    return chip_name() != "v4"
+def float8_of_matrix_unit() -> jnp.dtype | None:
+    """The float8 of three bits of mantissa that the matrix unit takes beside bfloat16: v4's takes none.
+
+    That of v5 and v6 has 16 times smaller numbers for the bits of float8_e4m3fn, and NaN for its -0. Given
+    the other, the compiler looks for -0 in operands and multiplies every result by 16.
+    """
+    chip = chip_name()
+    if chip == "v4":
+        return None
+    return jnp.dtype(jnp.float8_e4m3b11fnuz if chip in SMALLER_FLOAT8 else jnp.float8_e4m3fn)
 
 
 def vmem_limit(needed: int) -> int:

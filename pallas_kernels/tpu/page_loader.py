@@ -36,6 +36,11 @@ class PageLoader:
         return self.layout.block_size // self.places.count
 
     @property
+    def operand_dtype(self) -> jnp.dtype:
+        """Of K and V in products."""
+        return self.dtype
+
+    @property
     def precision(self) -> lax.Precision | None:
         """Precision of the products."""
         return None if self.dtype == jnp.bfloat16 else lax.Precision.HIGHEST

@@ -17,7 +17,7 @@ from jax.experimental.pallas import tpu as pltpu
 from pallas_kernels.layout import LANES
 from pallas_kernels.tpu.operands import start_copies
 from pallas_kernels.tpu.prefill_math import PrefillMath
-from pallas_kernels.tpu.running import HIDDEN, Softmax
+from pallas_kernels.tpu.running import HIDDEN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +60,9 @@ def attend_tiles(
     `sinks [Hkv, rows, 128]` are the rows' tops before anything is seen, or None.
     """
     count, heads, rows, width = q.shape
-    used_rows = plan.math.loader.layout.used_rows
-    out_rows, out_width = plan.math.place_rows, plan.math.loader.result_width
+    maths = plan.math
+    used_rows = maths.loader.layout.used_rows
+    out_rows, out_width = maths.place_rows, maths.loader.result_width
     tops = jnp.full((heads, rows, LANES), HIDDEN, jnp.float32) if sinks is None else sinks
 
     # Tiles that are not live all ask for the last live tile's block, so nothing is copied for them.
@@ -81,9 +82,7 @@ def attend_tiles(
             out_specs=of_tile(out_rows, out_width),
             scratch_shapes=[
                 pltpu.VMEM((2, plan.blocks, used_rows, LANES), jnp.uint32),
-                pltpu.VMEM((heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((heads, rows, LANES), jnp.float32),
-                pltpu.VMEM((heads, rows, plan.math.loader.value_width), jnp.float32),
+                maths.scratch_shapes,
                 pltpu.SMEM((1,), jnp.int32),
                 pltpu.SemaphoreType.DMA((2,)),
             ],
@@ -106,13 +105,11 @@ def _kernel(
     first_block_ref,
     block_ids_ref,
     q_ref,
-    sinks_ref,
+    tops_ref,
     pages_ref,
     out_ref,
     buffers,
-    top_ref,
-    total_ref,
-    weighted_ref,
+    scratch,
     slot_ref,
     semaphores,
 ) -> None:
@@ -163,9 +160,7 @@ def _kernel(
         following = jnp.minimum(tile + 1, tiles - 1)
         more = (tile + 1 < tiles) & (num_queries_ref[following] > 0)
         first_slot = slot_ref[0]
-        top_ref[...] = sinks_ref[...]
-        total_ref[...] = jnp.full_like(total_ref, 0.0 if settings.sinks is None else 1.0 / LANES)
-        weighted_ref[...] = jnp.zeros_like(weighted_ref)
+        plan.math.start_tile(q_ref.at[0], tops_ref, scratch)
 
         def compute(chunk, slot):
             @pl.when(chunk + 1 < chunks)
@@ -181,7 +176,7 @@ def _kernel(
             plan.math.add_chunk(
                 q_ref.at[0],
                 buffers.at[slot],
-                Softmax(top_ref, total_ref, weighted_ref),
+                scratch,
                 live=live,
                 position=(entry + first_block_ref[seq_ref[tile]]) * block_size,
                 query=position_ref[tile],
@@ -190,6 +185,4 @@ def _kernel(
             return 1 - slot
 
         slot_ref[0] = lax.fori_loop(0, chunks, compute, first_slot)
-        softmax = Softmax(top_ref, total_ref, weighted_ref)
-        for head in range(settings.layout.num_kv_heads):
-            out_ref[0, head] = plan.math.whole_softmax(head, softmax).result().astype(out_ref.dtype)
+        plan.math.put_results(out_ref.at[0], scratch)

@@ -11,13 +11,18 @@ from pallas_kernels.tpu.prefill import PrefillPlan
 from pallas_kernels.tpu.prefill_math import PrefillMath
 from pallas_kernels.tpu.tuning import Sizes, sizes_of
 
-CHUNK_TOKENS = 1024  # at most
+LEAST_TOKENS, CHUNK_TOKENS = 512, 1024  # of a chunk: where pages are large, at most
 SCORE_WIDTHS = 4  # of the matrix unit: columns of a KV head's scores, at most
 TILE_ROWS = 4096  # of all KV heads' scores, whose products are one long block of instructions
-LEAST_ROWS, MOST_ROWS = 512, 2048  # of one KV head's scores: of many heads, of one
+LEAST_ROWS, HEAD_ROWS, MOST_ROWS = (
+    512,
+    1024,
+    2048,
+)  # of one KV head's scores: of 16 heads or more, of 4 or 8, of one
 TILE_QUERIES = 512  # at most, as fewer cost as much
-CHUNK_BYTES = 2 << 20  # of one of the two page buffers
-TILE_SHARE = 8  # of VMEM, at most one part in so many for the softmaxes of a tile, and for a head's scores
+CHUNK_BYTES = 2 << 20  # of one of the two page buffers, where that is LEAST_TOKENS
+CHUNK_SHARE = 8  # of VMEM, at most one part in so many for a page buffer
+ROW_SHARE = 2  # and for what rows of queries take
 VMEM_SLACK = 16 << 20  # what the compiler spills
 
 
@@ -29,7 +34,8 @@ def rule_of(loader: Loader) -> Sizes:
     """
     places = loader.places.count
     tokens = min(CHUNK_TOKENS, SCORE_WIDTHS * matrix_width() * places)
-    rows = min(max(TILE_ROWS // loader.layout.num_kv_heads, LEAST_ROWS), MOST_ROWS)
+    heads = loader.layout.num_kv_heads
+    rows = min(max(TILE_ROWS // heads, HEAD_ROWS), max(2 * TILE_ROWS // heads, LEAST_ROWS), MOST_ROWS)
     return Sizes(tokens=tokens, most=rows // places)
 
 
@@ -41,16 +47,18 @@ def plan_prefill(
     loader = loader_of(layout, dtype, apart=True)
     sizes = sizes_of("prefill", settings, group, rule_of(loader))
     page_bytes = layout.used_rows * LANES * 4
-    row_bytes = layout.num_kv_heads * loader.places.count * (loader.value_width + 2 * LANES) * 4
-    share = vmem_capacity() // TILE_SHARE
+    capacity = vmem_capacity()
+    row_bytes = PrefillMath(settings, loader, group, PAIRED_ROWS, loader.page_units).row_bytes
     most = TILE_QUERIES
     if settings.span is not None:  # every query is scored with all that those of its tile see
         most = min(most, max(settings.span // 2, LANES))
-    tile = _even(tokens, max(min(most, sizes.most // group, share // row_bytes // group), 1))
+    most = min(most, sizes.most // group, capacity // ROW_SHARE // row_bytes // group)
+    tile = _even(tokens, max(most, 1))
     place_rows = -(-tile * group // PAIRED_ROWS) * PAIRED_ROWS
-    score_bytes = 4 * place_rows * layout.block_size  # of a page, for all places
-    pages = min(sizes.tokens // layout.block_size, CHUNK_BYTES // page_bytes, share // score_bytes)
-    pages = max(min(pages, table_width), 1)
+    chunk_bytes = min(
+        max(CHUNK_BYTES, LEAST_TOKENS // layout.block_size * page_bytes), capacity // CHUNK_SHARE
+    )
+    pages = max(min(sizes.tokens // layout.block_size, chunk_bytes // page_bytes, table_width), 1)
     whole = loader.whole_pages
     if settings.span is None:  # of contexts, which grow
         pages = 1 << (pages.bit_length() - 1)
@@ -59,12 +67,14 @@ def plan_prefill(
         of_lanes = LANES * loader.places.count // layout.block_size
         whole = max(whole, of_lanes) if pages > of_lanes else whole
     pages = -(-pages // whole) * whole
+    maths = PrefillMath(settings, loader, group, place_rows, pages * loader.page_units)
+    needed = place_rows * maths.row_bytes + maths.chunk_bytes + 2 * pages * page_bytes
     return PrefillPlan(
-        math=PrefillMath(settings, loader, group, place_rows),
+        math=maths,
         tile=tile,
         blocks=pages,
         table_width=table_width,
-        vmem_bytes=vmem_limit(2 * pages * page_bytes + 4 * place_rows * row_bytes + VMEM_SLACK),
+        vmem_bytes=vmem_limit(needed + VMEM_SLACK),
     )
 
 

@@ -15,7 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.layout import LANES
-from pallas_kernels.tpu.chip import multiplies_float8
+from pallas_kernels.tpu.chip import float8_of_matrix_unit
 from pallas_kernels.tpu.halved_places import HalvedPlaces
 from pallas_kernels.tpu.operands import SUBLANES, Operands
 from pallas_kernels.tpu.page_loader import PageLoader
@@ -24,6 +24,7 @@ from pallas_kernels.tpu.scale_rows import ScaleRows
 
 PACKED_ROWS = 32  # rows of one packed 8-bit tile
 SMALLEST_HEAD = 64
+SMALLER_BY = 16.0  # an exponent's bias of 11, of 7 in float8_e4m3fn
 BLOCKS_BELOW_A_ROW = (16, 32, 64)  # of pages whose scales share rows
 
 
@@ -96,6 +97,17 @@ class QuantisedLoader(PageLoader):
         """Units that fill whole rows together."""
         return 2 if self.sets_apart else 1
 
+    @cached_property
+    def _float8(self) -> jnp.dtype | None:
+        """What the matrix unit takes numbers as; None where they are widened."""
+        is_float8 = self.layout.dtype == "float8_e4m3fn"
+        return float8_of_matrix_unit() if is_float8 and self.dtype == jnp.bfloat16 else None
+
+    @property
+    def operand_dtype(self) -> jnp.dtype:
+        """Of operands in products, beside q and weights in `dtype`."""
+        return self.dtype if self._float8 is None else self._float8
+
     def load(self, buffer, first_head: int, heads: int) -> Operands:
         """Operands of some heads from `buffer [pages, rows, 128]`, heads side by side along lanes."""
         keys, values = [], []
@@ -110,7 +122,7 @@ class QuantisedLoader(PageLoader):
         return Operands(jnp.concatenate(keys, axis=1), jnp.concatenate(values, axis=1))
 
     def scales(self, buffer) -> Scales:
-        """The scales of all heads in a run `[pages, rows, 128]`."""
+        """The scales of all heads in a run `[pages, rows, 128]`, for numbers as operands have them."""
         count, heads = self.row_tokens, self.layout.num_kv_heads
         rows = buffer.shape[0] * self.layout.block_size // count
         tiles = []
@@ -124,6 +136,8 @@ class QuantisedLoader(PageLoader):
         found = [jnp.concatenate(of_token, axis=1) for of_token in zip(*tiles, strict=True)]
         if self.sets_apart:
             found = [jnp.concatenate(pair, axis=1) for pair in zip(found[::2], found[1::2], strict=True)]
+        if self._float8 == jnp.float8_e4m3b11fnuz:
+            found = [both * SMALLER_BY for both in found]
         return Scales([both[:heads] for both in found], [both[heads:] for both in found])
 
     def token_of(self, index: jax.Array, place: jax.Array, units: int) -> jax.Array:
@@ -168,10 +182,9 @@ class QuantisedLoader(PageLoader):
         return jnp.concatenate([even, odd], axis=0)
 
     def _operand(self, packed: jax.Array) -> jax.Array:
-        numbers = pltpu.bitcast(packed, jnp.dtype(self.layout.dtype))
-        is_float8 = numbers.dtype == jnp.float8_e4m3fn
-        mixed = self.dtype == jnp.bfloat16 and is_float8 and multiplies_float8()
-        return numbers if mixed else numbers.astype(self.dtype)
+        float8 = self._float8
+        numbers = pltpu.bitcast(packed, jnp.dtype(self.layout.dtype) if float8 is None else float8)
+        return numbers.astype(self.operand_dtype)
 
     def _in_row_order(self, sources: list[jax.Array], first: int) -> jax.Array:
         """Scales of token number `first` of each of 128 rows, from rows in the order of tokens."""

@@ -23,12 +23,13 @@ class QuantisedStep:
 
 
 def quantise_by_hand(dtype: str, x: np.ndarray) -> tuple[np.ndarray, np.float32]:
-    """The 8 bits of each number of `x [D]`, and their scale."""
+    """The 8 bits of each number of `x [D]`, none of them a float8's -0, and their scale."""
     most = np.abs(x).max()
     scale = most * np.float32(1 / LARGEST[dtype])
     steps = np.float32(LARGEST[dtype] * (1 + 2.0**-18) / most if most else 0) * x  # ties go away from zero
     small = np.rint(steps).astype(np.int8) if dtype == "int8" else steps.astype(ml_dtypes.float8_e4m3fn)
-    return small.view(np.uint8), scale
+    bits = small.view(np.uint8)
+    return (bits if dtype == "int8" else np.where(bits == 0x80, 0, bits).astype(np.uint8)), scale
 
 
 def number_of(dtype: str, bits: np.ndarray, scale: np.float32) -> np.ndarray:

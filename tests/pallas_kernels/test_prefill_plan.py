@@ -24,7 +24,8 @@ def plan_of(heads: int, group: int, head_size: int = 128, window: int | None = N
         (1, 16, 128, 128),  # 2,048 rows
         (2, 8, 64, 128),  # 2,048 rows, half of them for the second token of a row of words
         (4, 2, 128, 512),  # 1,024 rows of each of 4 heads
-        (8, 4, 128, 128),  # 512 rows of each of 8
+        (8, 4, 128, 256),  # 1,024 rows of each of 8
+        (16, 4, 128, 128),  # 512 rows of each of 16
         (2, 5, 128, 342),  # six tiles of one size in 2,048 tokens, none of 409
         (1, 1, 128, 512),  # no longer, whatever rows are free
     ],
@@ -54,8 +55,35 @@ def test_a_narrow_matrix_unit_has_chunks_of_fewer_tokens_where_rows_hold_one(mon
     assert plan_of(2, 8, head_size=64).blocks * 128 == 1024
 
 
-def test_a_heads_scores_take_their_share_of_a_small_vmem(monkeypatch):
-    """16 MiB as on a v4: 2 MiB of softmaxes are 170 queries, so 13 tiles; 2 MiB of scores 414 tokens."""
+def test_rows_and_pages_take_their_share_of_a_small_vmem(monkeypatch):
+    """16 MiB as on a v4. A row of a head takes 2 x 256 bytes as q and as a result, 512 as two bfloat16, 1,024
+    as tops, 512 as a top and 1,024 as sums: 4 KiB. 16 heads of 128 rows are 8 MiB. Two pages are 2 MiB.
+    """
     monkeypatch.setattr(prefill_plan, "vmem_capacity", lambda: 16 << 20)
-    plan = plan_of(1, 8)
-    assert (plan.tile, plan.blocks) == (158, 2)
+    plan = plan_of(16, 2)
+    assert (plan.tile, plan.blocks) == (64, 2)
+    assert plan.math.place_rows * plan.math.row_bytes == 8 << 20
+
+
+def test_large_pages_make_a_chunk_of_512_tokens():
+    assert plan_of(16, 2).blocks * 128 == 512
+    assert plan_of(8, 2).blocks * 128 == 512
+    assert plan_of(4, 2).blocks * 128 == 1024
+
+
+def test_vmem_asked_for_has_room_for_every_buffer():
+    """Of 4 heads of 1,024 rows: 16 MiB of rows; K twice side by side and V with its ones, 256 lanes of 1,024
+    tokens each, and 256 rows of scores and of what sums shrink by, two each; two buffers of 8 pages.
+    """
+    plan = plan_of(4, 2)
+    rows, operands, scores, shrinks, pages = 16 << 20, 4 * 1024 * 256 * 2, 2 << 20, 256 << 10, 16 * 65536 * 4
+    assert (plan.math.block_rows, plan.math.units) == (256, 1024)
+    assert plan.vmem_bytes - prefill_plan.VMEM_SLACK == rows + operands + scores + shrinks + pages
+
+
+@pytest.mark.parametrize(("group", "rows", "counts"), [(2, 1024, [256] * 4), (5, 1712, [256] * 6 + [176])])
+def test_a_tile_is_cut_into_blocks_of_rows_the_last_of_which_is_shorter(group, rows, counts):
+    maths = plan_of(2, group).math
+    assert maths.place_rows == rows
+    assert [block.size for block in maths.blocks()] == counts * 2
+    assert [block.rows.start for block in maths.blocks()] == [256 * index for index in range(len(counts))] * 2

@@ -76,6 +76,12 @@ def test_long_sequences_in_pages_whose_scales_are_whole_rows():
     check(case, "xla")
 
 
+def test_no_float8_is_kept_as_minus_zero():
+    """It would be NaN to the matrix units of v5 and v6."""
+    kept = quantise(jnp.asarray([448.0, -1e-5, -0.0, -0.01], jnp.float32), "float8_e4m3fn")
+    assert kept.bits.tolist() == [0x7E, 0, 0, 0x85]  # the last five times 2^-9, its smallest
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_a_number_kept_is_as_near_as_its_type_allows(dtype):
     """int8: half a step of amax / 127. e4m3: 1/16 of the number (half of the last of three mantissa bits), or

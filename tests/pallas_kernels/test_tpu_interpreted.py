@@ -6,7 +6,7 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.settings import AttentionSettings
-from pallas_kernels.tpu import decode_plan, page_writer, parts, prefill_plan
+from pallas_kernels.tpu import decode_plan, page_writer, parts, prefill_math, prefill_plan
 from pallas_kernels.tpu.attention import paged_attention_tpu
 from pallas_kernels.tpu.tuning import Sizes
 from pallas_kernels.tpu.write import write_kv_tpu
@@ -143,6 +143,36 @@ def test_prefill_in_chunks_of_whole_tiles(monkeypatch, chunk):
         chunk=chunk,
     )
     check(step, chunk=chunk)
+
+
+@pytest.mark.parametrize("matrix", [128, 256])
+@pytest.mark.parametrize(
+    ("head_size", "dtype", "rest"),
+    [
+        (128, "bfloat16", {}),
+        (128, "bfloat16", {"softcap": 5.0, "sinks": np.linspace(-4, 4, 6, dtype=np.float32)}),
+        (64, "bfloat16", {"sinks": np.linspace(-4, 4, 6, dtype=np.float32)}),
+        (128, "float32", {"window": 20}),
+    ],
+)
+def test_prefill_in_blocks_of_rows(monkeypatch, matrix, head_size, dtype, rest):
+    """15 queries x 3 heads are 48 rows a place, in blocks of 32 and 16, whatever the matrix unit adds up."""
+    monkeypatch.setattr(prefill_math, "matrix_width", lambda: matrix)
+    units = 32 * head_size // 128
+    monkeypatch.setattr(prefill_math, "BLOCK_ROWS", 32 * units // matrix)
+    monkeypatch.setattr(prefill_plan, "rule_of", lambda loader: Sizes(tokens=32, most=48))
+    step = make_step(
+        seq_lens=[52],
+        query_lens=[15],
+        block_size=16,
+        heads=2,
+        head_size=head_size,
+        group=3,
+        dtype=dtype,
+        activation_dtype=dtype,
+        **{name: rest[name] for name in ("window",) if name in rest},
+    )
+    check(step, **rest)
 
 
 def test_a_table_too_large_for_smem_is_served_in_parts(monkeypatch):
