@@ -230,10 +230,7 @@ def _build_prefill(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -
     shape = (case.sequences * tiles, case.kv_heads, plan.math.rows, plan.math.loader.key_width)
 
     def attend(scalars: PrefillScalars, q: jax.Array, pages: jax.Array) -> jax.Array:
-        sinks = settings.sinks_by_row(case.kv_heads, plan.tile)
-        return attend_tiles(
-            scalars, q, None if sinks is None else plan.math.places.spread_sinks(sinks), pages, plan
-        )
+        return attend_tiles(scalars, q, plan.math.tops_of_sinks(plan.tile), pages, plan)
 
     return Built(attend, (scalars, jax.ShapeDtypeStruct(shape, dtype), pages), None)
 

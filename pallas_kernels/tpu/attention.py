@@ -136,14 +136,10 @@ def _prefill(
     schedule = tiles.schedule._replace(seq=in_part)
     last_live = jnp.maximum((tiles.schedule.num_queries > 0).sum() - 1, 0)
     info = jnp.stack([jnp.asarray(settings.layer_slot, jnp.int32), last_live.astype(jnp.int32)])
-    sinks = settings.sinks_by_row(layout.num_kv_heads, plan.tile)
-    if sinks is not None:
-        padding = plan.math.place_rows - sinks.shape[1]
-        sinks = plan.math.places.spread_sinks(jnp.pad(sinks, ((0, 0), (0, padding))))
     out = attend_tiles(
         PrefillScalars(info, *schedule, part.table.first_block, part.table.block_ids.reshape(-1)),
         plan.math.places.spread(tiles.q),
-        sinks,
+        plan.math.tops_of_sinks(plan.tile),
         pages,
         plan,
         interpret=interpret,

@@ -151,6 +151,13 @@ class PrefillMath:
         scratch = self.scratch_shapes
         return _bytes_of((scratch.keys, scratch.values, scratch.scores, scratch.shrink))
 
+    def tops_of_sinks(self, tile: int) -> jax.Array | None:
+        """Tops `[Hkv, rows, 128]` of so many queries before anything is seen; None without sinks."""
+        sinks = self.settings.sinks_by_row(self.loader.layout.num_kv_heads, tile)
+        if sinks is None:
+            return None
+        return self.places.spread_sinks(jnp.pad(sinks, ((0, 0), (0, self.place_rows - sinks.shape[1]))))
+
     def start_tile(self, q_ref, tops_ref, scratch: TileScratch) -> None:
         """Before a tile's first chunk; `q_ref [Hkv, rows, key_width]`, `tops_ref` as `top` of the scratch."""
         width = self.loader.value_width

@@ -14,11 +14,9 @@ from pallas_kernels.tpu.tuning import Sizes, sizes_of
 LEAST_TOKENS, CHUNK_TOKENS = 512, 1024  # of a chunk: where pages are large, at most
 SCORE_WIDTHS = 4  # of the matrix unit: columns of a KV head's scores, at most
 TILE_ROWS = 4096  # of all KV heads' scores, whose products are one long block of instructions
-LEAST_ROWS, HEAD_ROWS, MOST_ROWS = (
-    512,
-    1024,
-    2048,
-)  # of one KV head's scores: of 16 heads or more, of 4 or 8, of one
+LEAST_ROWS = 512  # of one KV head's scores, of 16 heads or more
+HEAD_ROWS = 1024  # of 4 or 8
+MOST_ROWS = 2048  # of one
 TILE_QUERIES = 512  # at most, as fewer cost as much
 CHUNK_BYTES = 2 << 20  # of one of the two page buffers, where that is LEAST_TOKENS
 CHUNK_SHARE = 8  # of VMEM, at most one part in so many for a page buffer
