@@ -8,7 +8,10 @@ import jax.numpy as jnp
 
 from pallas_kernels.layout import LANES
 
-HIDDEN = -1e30  # a masked score: a difference of two of them is not NaN
+HIDDEN = -(2.0**100)
+"""A masked score: a difference of two of them is not NaN. Times a factor it is exact, so that less the largest
+score, a product of its own, it is 0 even where the multiplication is fused with the subtraction.
+"""
 LOG2_E = math.log2(math.e)
 
 
