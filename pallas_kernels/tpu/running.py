@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from pallas_kernels.layout import LANES
 
 HIDDEN = -(2.0**100)
-"""A masked score: a difference of two of them is not NaN. Times a factor it is exact, so that less the largest
-score, a product of its own, it is 0 even where the multiplication is fused with the subtraction.
+"""A masked score: a difference of two of them is not NaN. Times a factor it is exact, so that less the
+largest score, a product of its own, it is 0 even where multiplication and subtraction are fused.
 """
 LOG2_E = math.log2(math.e)
 

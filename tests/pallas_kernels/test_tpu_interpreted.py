@@ -77,7 +77,7 @@ def test_mixed_steps(case, rest):
 
 @pytest.mark.parametrize("softcap", [0.3, 0.5])
 def test_a_place_of_which_a_query_sees_nothing(softcap):
-    """Masked scores are multiplied, too; fused with the subtraction of the largest, rounding once gave 2**inf."""
+    """Masked scores are multiplied, too: fused with the subtraction of the largest, that gave 2**inf."""
     step = make_step(
         seq_lens=[3], query_lens=[3], block_size=4, heads=1, head_size=64, group=1, dtype="float32"
     )
