@@ -1,7 +1,9 @@
 """A decode step in which nothing happens to any single request looks at no single request."""
 
+import gc
 import sys
 from collections import Counter
+from threading import get_ident
 from types import CodeType
 
 import numpy as np
@@ -66,14 +68,20 @@ def steady(
 def count_instructions(serving: Serving, num_steps: int = 1) -> Counter[str]:
     """Bytecodes that these steps and their updates run, by function: a loop over requests shows, whatever it
     does with them.
+
+    Only of this thread, and without the garbage collector: other packages' callbacks run when it does.
     """
     counts: Counter[str] = Counter()
+    this_thread = get_ident()
 
     def count(code: CodeType, offset: int) -> None:
-        counts[code.co_qualname] += 1
+        if get_ident() == this_thread:
+            counts[code.co_qualname] += 1
 
     sampled = np.full(serving.scheduler.num_requests_running, 3, np.int32)
     monitoring, tool = sys.monitoring, sys.monitoring.PROFILER_ID
+    collects = gc.isenabled()
+    gc.disable()
     monitoring.use_tool_id(tool, "steady steps")
     monitoring.register_callback(tool, monitoring.events.INSTRUCTION, count)
     monitoring.set_events(tool, monitoring.events.INSTRUCTION)
@@ -83,6 +91,8 @@ def count_instructions(serving: Serving, num_steps: int = 1) -> Counter[str]:
     finally:
         monitoring.set_events(tool, 0)
         monitoring.free_tool_id(tool)
+        if collects:
+            gc.enable()
     return counts
 
 
