@@ -2,6 +2,7 @@
 
     python scripts/bench_host.py                        # jaxkv alone, as a table
     python scripts/bench_host.py --json --vllm FOLDER   # and vLLM's Python files in the same process
+    python scripts/bench_host.py --vllm FOLDER --eviction vllm   # with vLLM's policy: equal work
 
 FOLDER is where the .py files of vLLM's wheel were unpacked. Nothing else of it is needed: imports of torch
 and the like are answered with inert modules. The environment must have pydantic, msgspec, cbor2 and
@@ -27,6 +28,7 @@ from bench_host.side import Side
 
 import jaxkv
 from jaxkv.errors import JaxkvError
+from jaxkv.eviction import DEFAULT_POLICY, POLICIES, make_eviction_policy
 
 SLOW_CASES = {"serve": 3}
 """Cases that take many seconds a round run at most so many rounds."""
@@ -70,10 +72,16 @@ def parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--layouts", default="", help=f"comma-separated, of: {', '.join(x.name for x in LAYOUTS)}"
     )
+    parser.add_argument(
+        "--eviction",
+        default=DEFAULT_POLICY,
+        help=f"jaxkv's policy, of: {', '.join(POLICIES)}; vllm does what vLLM does ({DEFAULT_POLICY})",
+    )
     parser.add_argument("--rounds", type=int, default=7, help="rounds of every case (7)")
     args = parser.parse_args(argv)
     if args.rounds < 1:
         raise JaxkvError(f"--rounds must be at least 1, got {args.rounds}")
+    make_eviction_policy(args.eviction)
     return args
 
 
@@ -81,12 +89,13 @@ def main(argv: list[str] | None = None) -> int:
     args = parse(argv)
     cases = chosen(args.cases, list(CASES), "case")
     layouts = chosen(args.layouts, [layout.name for layout in LAYOUTS], "layout")
-    sides: list[Side] = [JaxkvSide()]
+    sides: list[Side] = [JaxkvSide(args.eviction)]
     environment: dict[str, object] = {
         "date": date.today().isoformat(),
         "jaxkv": jaxkv.__version__,
         "python": platform.python_version(),
         "numpy": np.__version__,
+        "eviction": args.eviction,
     }
     if args.vllm:
         from bench_host.vllm_import import import_vllm

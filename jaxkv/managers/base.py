@@ -199,8 +199,8 @@ class Manager(ABC):
         ready_step: NDArray[np.int64] | int | None,
     ) -> None:
         """Units that a row holds can be found from now on, by these hashes."""
-        if not self.context.keeps_unwanted and not np.all(strong):
-            if isinstance(strong, bool):
+        if not self.context.keeps_unwanted and strong is not True:
+            if strong is False:
                 return
             keys, leaders = [key for key, kept in zip(keys, strong, strict=True) if kept], leaders[strong]
             if isinstance(ready_step, np.ndarray):

@@ -46,6 +46,10 @@ def _plan(layout: Layout, limits: Limits) -> CachePlan:
     )
 
 
+def _cache(plan: CachePlan, limits: Limits, eviction: str) -> KVCacheManager:
+    return KVCacheManager(plan, max_num_seqs=limits.max_num_seqs, eviction=eviction)
+
+
 class _DecodeBatch:
     def __init__(self, manager: KVCacheManager, requests: list[Request]) -> None:
         self._manager = manager
@@ -72,8 +76,8 @@ _SAMPLED = np.array([7], np.int32)
 
 
 class _Manager(CalledAlike):
-    def __init__(self, layout: Layout, limits: Limits) -> None:
-        self._manager = KVCacheManager(_plan(layout, limits), max_num_seqs=limits.max_num_seqs)
+    def __init__(self, layout: Layout, limits: Limits, eviction: str) -> None:
+        self._manager = _cache(_plan(layout, limits), limits, eviction)
 
     def new_request(self, name: str, tokens: Tokens) -> Request:
         request = Request(name, tokens)
@@ -94,9 +98,9 @@ class _Manager(CalledAlike):
 
 
 class _Scheduler:
-    def __init__(self, layout: Layout, limits: Limits) -> None:
+    def __init__(self, layout: Layout, limits: Limits, eviction: str) -> None:
         plan = _plan(layout, limits)
-        manager = KVCacheManager(plan, max_num_seqs=limits.max_num_seqs)
+        manager = _cache(plan, limits, eviction)
         config = SchedulerConfig(
             max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens
         )
@@ -137,13 +141,18 @@ class _Hashing:
 
 
 class JaxkvSide:
+    """`eviction`: name of the policy that all its managers have."""
+
     name = "jaxkv"
 
+    def __init__(self, eviction: str) -> None:
+        self._eviction = eviction
+
     def manager(self, layout: Layout, limits: Limits) -> _Manager:
-        return _Manager(layout, limits)
+        return _Manager(layout, limits, self._eviction)
 
     def scheduler(self, layout: Layout, limits: Limits) -> _Scheduler:
-        return _Scheduler(layout, limits)
+        return _Scheduler(layout, limits, self._eviction)
 
     def hashing(self, tokens: Tokens, block_size: int) -> _Hashing:
         return _Hashing(tokens, block_size)

@@ -40,11 +40,18 @@ def test_the_table_compares_31_groups_with_7() -> None:
     assert "decode step of 1, manager: 31 groups take" in done.stdout
 
 
+def test_jaxkv_may_do_what_vllm_does() -> None:
+    done = bench("--json", "--cases", "chunk", "--layouts", "mamba", "--eviction", "vllm", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["environment"]["eviction"] == "vllm"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--cases", "decode3"), "unknown case 'decode3'; known: lookup32k"),
         (("--layouts", "gemma"), "unknown layout 'gemma'; known: full"),
+        (("--eviction", "fifo"), "unknown eviction policy 'fifo'; known are reach, lru, flops, vllm"),
         (("--rounds", "0"), "--rounds must be at least 1, got 0"),
         (("--vllm", "/nowhere"), "--vllm /nowhere holds no vllm/v1/core/kv_cache_manager.py"),
     ],
