@@ -80,7 +80,9 @@ class KVConnector(ABC):
 
     @abstractmethod
     def load(self, request_id: str, blocks: Sequence[NamedBlocks]) -> None:
-        """Puts the content into these blocks, now or later (then `finished_loads` says when)."""
+        """Puts the content into these blocks, now or later (then `finished_loads` says when). Content of
+        another make must keep to the page's words (docs/kernels.md): no e4m3 is -0, for example.
+        """
 
     @abstractmethod
     def save(self, request_id: str, blocks: Sequence[NamedBlocks]) -> bool:

@@ -5,6 +5,7 @@ they are kept until it has, so that no block is handed out while the device may 
 """
 
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -191,14 +192,19 @@ class Lifecycle:
             self.table.retire_row(request.row)
         if was_running:
             self._give_back(request)
-        self._save_computed()
+        self._try_to_save_computed()
 
     def settle(self, step: int) -> None:
         """The results of `step` are in: blocks kept for it are given back."""
         self.settled_step = step
         while self._deferred and self._deferred[0].last_step <= step:
             self._save_and_free(self._deferred.popleft().request)
-        self._save_computed()
+        self._try_to_save_computed()
+
+    def _try_to_save_computed(self) -> None:
+        """`_save_computed` where an error would cost results: `poll_transfers` offers the same again."""
+        with suppress(Exception):
+            self._save_computed()
 
     def _save_computed(self) -> None:
         """Offers a connector what steps that have run completed. Not while a step is being put together."""

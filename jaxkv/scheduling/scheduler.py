@@ -177,7 +177,9 @@ class Scheduler:
         """Chooses the next step and gives it its blocks. It may be empty: then nothing can run before new
         requests, or the results of a step in flight, arrive.
 
-        Raises JaxkvError when as many steps are in flight as the configuration allows.
+        Raises JaxkvError when as many steps are in flight as the configuration allows. What a connector
+        raises comes through, and nothing is lost: the request stays in the queue. Where a step, or the taking
+        of results, would be cut short by it, the next call raises it.
         """
         if len(self._in_flight) >= self.config.batches_in_flight:
             raise JaxkvError(

@@ -38,6 +38,11 @@ class StepDraft:
     stalled: bool = False
     reads_prompts: bool = False
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing has changed for it."""
+        return not (self.decodes or self.chunk_rows or self.admitted or self.preempted)
+
     def add_chunk(self, row: int, size: int) -> None:
         """The next `size` tokens of a prompt."""
         self.reads_prompts = True
@@ -92,11 +97,18 @@ class StepBuilder:
 
     def build(self) -> StepDraft:
         self._life.poll_transfers()
+        self._transfers.raise_put_off()
         self._kv.new_step_starts()
         draft = StepDraft(self._config.max_num_batched_tokens)
         self._continue_running(draft)
         if len(self._life.waiting) and not draft.preempted and not draft.stalled:
-            self._admit_waiting(draft)
+            try:
+                self._admit_waiting(draft)
+            except Exception as error:
+                if draft.is_empty:
+                    raise
+                # The rows chosen so far have their blocks, and what the step fills is in the index.
+                self._transfers.put_off(error)
         return draft
 
     # Running rows

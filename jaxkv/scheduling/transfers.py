@@ -1,5 +1,7 @@
 """Content that a connector brings from outside the pool, or takes there, as the scheduler sees it."""
 
+from collections import deque
+from collections.abc import Container, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxkv.connector import (
@@ -34,6 +36,9 @@ class Transfers:
     A connector that keeps what is computed is given it as soon as its step has run, before anything of it is
     given out again. A request whose blocks are being loaded or saved keeps them until the connector has said
     that it is done.
+
+    An error never cuts a step or the taking of its results in half: where it would, it is put off until the
+    next step is to be put together, and is raised before anything of that is done.
     """
 
     def __init__(self, connector: KVConnector | None, cache_manager: "KVCacheManager") -> None:
@@ -43,6 +48,7 @@ class Transfers:
         self._loaded_tokens: dict[str, int] = {}
         self._saving: dict[str, Request] = {}
         self._failed: set[str] = set()
+        self._errors: deque[Exception] = deque()
         if connector is not None:
             check_named(cache_manager)
             cache_manager.computed.are_wanted = connector.saves_computed
@@ -52,8 +58,19 @@ class Transfers:
         """Whether blocks will come back once a step in flight has reported."""
         return self._kv.computed.some_come_back
 
+    def put_off(self, error: Exception) -> None:
+        """Has `raise_put_off` raise it."""
+        self._errors.append(error)
+
+    def raise_put_off(self) -> None:
+        """Raises the first error that was put off and not raised yet, if there is one."""
+        if self._errors:
+            raise self._errors.popleft()
+
     def save_computed(self, cache_step: int) -> None:
-        """Offers what the cache's steps up to this number have completed: they have run."""
+        """Offers what the cache's steps up to this number have completed: they have run. If the connector
+        raises, all of it is kept to be offered again.
+        """
         if self._connector is not None and self._kv.computed:
             self._connector.save_computed(computed_blocks(self._kv, cache_step))
             self._kv.computed.let_go_up_to(cache_step)
@@ -97,10 +114,17 @@ class Transfers:
             self._loaded_tokens[request.request_id] = hit.num_tokens + match.num_tokens
 
     def save(self, request: Request) -> bool:
-        """Offers the blocks of a request that has ended. True: they must be kept until `take_saved`."""
+        """Offers the blocks of a request that has ended. True: they must be kept until `take_saved`. An error
+        of the connector is put off: then they are not saved.
+        """
         if self._connector is None:
             return False
-        reads_on = self._connector.save(request.request_id, blocks_to_save(self._kv, request))
+        blocks = blocks_to_save(self._kv, request)
+        try:
+            reads_on = self._connector.save(request.request_id, blocks)
+        except Exception as error:
+            self.put_off(error)
+            return False
         if reads_on:
             self._saving[request.request_id] = request
         return reads_on
@@ -109,10 +133,8 @@ class Transfers:
         """What asynchronous loads have brought since the last call."""
         if self._connector is None or not self._loaded_tokens:
             return []
-        return [
-            LoadedTokens(name, _take(self._loaded_tokens, name, "loading"))
-            for name in self._connector.finished_loads()
-        ]
+        names = self._reported(self._connector.finished_loads(), self._loaded_tokens, "loading")
+        return [LoadedTokens(name, self._loaded_tokens.pop(name)) for name in names]
 
     def take_failed(self) -> list[str]:
         """Requests whose asynchronous loads have failed since the last call. The connector is not asked about
@@ -120,9 +142,9 @@ class Transfers:
         """
         if self._connector is None or not self._loaded_tokens:
             return []
-        failed = self._connector.failed_loads()
+        failed = self._reported(self._connector.failed_loads(), self._loaded_tokens, "loading")
         for name in failed:
-            _take(self._loaded_tokens, name, "loading")
+            del self._loaded_tokens[name]
         self._failed.update(failed)
         return failed
 
@@ -134,10 +156,16 @@ class Transfers:
         """Ended requests whose blocks the connector no longer reads."""
         if self._connector is None or not self._saving:
             return []
-        return [_take(self._saving, name, "saving") for name in self._connector.finished_saves()]
+        names = self._reported(self._connector.finished_saves(), self._saving, "saving")
+        return [self._saving.pop(name) for name in names]
 
-
-def _take[T](waiting: dict[str, T], request_id: str, what: str) -> T:
-    if request_id not in waiting:
-        raise JaxkvError(f"the connector is done {what} request {request_id!r}, which it was not asked for")
-    return waiting.pop(request_id)
+    def _reported(self, names: Sequence[str], waiting: Container[str], what: str) -> list[str]:
+        """The different ones of these names that somebody waits for; a JaxkvError about others is put off."""
+        known: list[str] = []
+        for name in names:
+            if name in waiting and name not in known:
+                known.append(name)
+            else:
+                message = f"the connector is done {what} request {name!r}, which it was not asked for"
+                self.put_off(JaxkvError(message))
+        return known

@@ -1,7 +1,10 @@
 """Tokens that a connector brings: loaded at once, loaded meanwhile; and blocks saved at the end."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
 
+import numpy as np
 import pytest
 
 from jaxkv.cache_manager import KVCacheManager
@@ -356,3 +359,114 @@ def test_a_failed_load_of_an_aborted_request_gives_its_blocks_back_and_frees_its
     connector.lost_loads = ["a"]
     serving.run()
     assert serving.kv.num_free_blocks == 39
+
+
+class Unreliable(InMemoryConnector):
+    """Raises OSError whenever `is_gone` says so of what it is asked for."""
+
+    def __init__(self, cache: KVCacheManager, is_gone: Callable[[str], bool]) -> None:
+        super().__init__(cache, Store())
+        self._is_gone = is_gone
+
+    def _ask(self, what: str) -> None:
+        if self._is_gone(what):
+            raise OSError(f"{what}: gone")
+
+    def match(self, request: CacheRequest, num_local_tokens: int) -> ExternalMatch:
+        self._ask("match")
+        return super().match(request, num_local_tokens)
+
+    def load(self, request_id: str, blocks: Sequence[NamedBlocks]) -> None:
+        self._ask("load")
+        super().load(request_id, blocks)
+
+    def save_computed(self, blocks: Sequence[NamedBlocks]) -> None:
+        self._ask("save_computed")
+        super().save_computed(blocks)
+
+    def save(self, request_id: str, blocks: Sequence[NamedBlocks]) -> bool:
+        self._ask("save")
+        super().save_computed(blocks)
+        return False
+
+
+def unreliable(is_gone: Callable[[str], bool], **options: Any) -> Serving:
+    specs = [full(), window(8), mamba()]
+    return Serving(specs, 60, make_connector=lambda cache: Unreliable(cache, is_gone), **options)
+
+
+def test_a_step_is_not_lost_where_the_connector_raises_while_it_is_put_together() -> None:
+    gone: set[str] = set()
+    serving = unreliable(gone.__contains__, max_num_batched_tokens=12)
+    serving.add("a", prompt(1, 20), max_tokens=3)
+    assert serving.step().request_ids.tolist() == ["a"]
+    serving.add("b", prompt(2, 3), max_tokens=3)
+    gone.add("match")
+    # a's tokens up to 16, where its state is kept; there is room for b.
+    output = serving.step()
+    assert (output.request_ids.tolist(), output.num_scheduled.tolist()) == (["a"], [4])
+    with pytest.raises(OSError, match="match: gone"):
+        serving.schedule()
+    gone.clear()
+    assert set(serving.step().request_ids.tolist()) == {"a", "b"}
+    serving.run()
+    assert serving.requests["a"].output_token_ids.tolist() == continuation(prompt(1, 20), 3)
+    assert serving.requests["b"].output_token_ids.tolist() == continuation(prompt(2, 3), 3)
+
+
+@pytest.mark.parametrize("what", ["save", "save_computed"])
+def test_results_are_not_lost_where_the_connector_does_not_save(what: str) -> None:
+    gone = {what}
+    serving = unreliable(gone.__contains__)
+    serving.add("a", prompt(1, 4), max_tokens=1)
+    serving.add("b", prompt(2, 3), max_tokens=4)
+    serving.schedule()
+    result = serving.update()
+    assert [ended.request.request_id for ended in result.finished] == ["a"]
+    assert len(result) == 2
+    serving.kv.check_integrity()
+    with pytest.raises(OSError, match=f"{what}: gone"):
+        serving.schedule()
+    gone.clear()
+    serving.run()
+    assert serving.requests["b"].output_token_ids.tolist() == continuation(prompt(2, 3), 4)
+    assert serving.kv.num_free_blocks == 59
+
+
+def test_loads_that_are_done_count_beside_what_was_not_asked_for() -> None:
+    connector = SlowConnector(16)
+    serving = slow(connector)
+    serving.add("a", prompt(1, 20), max_tokens=2)
+    serving.step()
+    connector.done_loads = ["b", "a", "a"]
+    for name in ("b", "a"):
+        with pytest.raises(JaxkvError, match=f"done loading request '{name}', which it was not asked for"):
+            serving.schedule()
+    assert serving.step().request_ids.tolist() == ["a"]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("seed", range(8))
+def test_an_unreliable_connector_changes_no_answer_and_keeps_no_block(seed: int, overlap: bool) -> None:
+    rng = np.random.default_rng(seed)
+    serving = unreliable(lambda what: rng.random() < 0.25, async_scheduling=overlap, max_num_seqs=4)
+    prompts = {str(i): prompt(int(rng.integers(3)), int(rng.integers(1, 40))) for i in range(12)}
+    answers = {name: continuation(tokens, int(rng.integers(1, 9))) for name, tokens in prompts.items()}
+    num_errors = 0
+    for name, tokens in prompts.items():
+        serving.add(name, tokens, max_tokens=len(answers[name]))
+    while serving.scheduler.has_unfinished_requests:
+        try:
+            serving.step()
+        except OSError:
+            num_errors += 1
+            serving.kv.check_integrity()
+    serving.drain()
+    assert num_errors
+    assert answers == {name: r.output_token_ids.tolist() for name, r in serving.requests.items()}
+    # What its steps have completed is held until it has been offered.
+    while serving.kv.num_free_blocks < 59:
+        with suppress(OSError):
+            serving.schedule()
+            serving.drain()
+    serving.kv.check_integrity()
