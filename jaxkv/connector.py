@@ -266,6 +266,9 @@ def _block_ends(manager: Manager, start: int, end: int) -> list[int]:
     """Where the blocks end that a hit of `end` tokens needs beyond a local one of `start`."""
     assert isinstance(manager, PositionalManager)  # cacheable and without states
     size, first = manager.block_size, max(start, manager.first_needed(end))
+    if first >= end:
+        # Whoever goes on there reads nothing before it, though a block may reach beyond it.
+        return []
     return [(block + 1) * size for block in range(first // size, cdiv(end, size))]
 
 

@@ -81,6 +81,9 @@ class PositionalManager(Manager):
         # complete.
         whole = cdiv(part.length, self.block_size)
         self.cached[row] = part.length // self.block_size if part.copy_from >= 0 else whole
+        if span.computed > part.length and self.first_needed(span.computed) >= span.computed:
+            # Nor does anybody bring it where what follows reads none of it.
+            self.cached[row] = cdiv(span.computed, self.block_size)
         # Blocks of the hit are recorded already.
         self.inside[row] = self.cached[row] * self.hashes_per_block
 

@@ -5,7 +5,14 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from jaxkv.connector import ContentKey, InMemoryConnector, NamedBlocks, blocks_to_load, blocks_to_save
+from jaxkv.connector import (
+    ContentKey,
+    InMemoryConnector,
+    NamedBlocks,
+    blocks_to_load,
+    blocks_to_save,
+    needed_content,
+)
 from jaxkv.errors import JaxkvError
 from jaxkv.managers import MambaManager
 from jaxkv.request import Request
@@ -175,3 +182,26 @@ def test_at_least_one_token_is_left_to_compute() -> None:
     saved(driver, seq(1, 41), store, connector)
     assert cache.reset_prefix_cache()
     assert connector.match(driver.request(seq(1, 40)), 0).num_tokens == 36
+
+
+@pytest.mark.parametrize("match_unit", [None, 2])
+def test_a_block_that_begins_before_brought_tokens_that_read_none_of_it_is_never_offered(
+    match_unit: int | None,
+) -> None:
+    cache = make_cache([full(2), local(6, 4)], options={"prefix_match_unit": match_unit})
+    request = Driver(cache).request(seq(1, 13))
+    hit = cache.get_computed_blocks(request)
+    # A chunk ends after 6 tokens: who goes on there reads nothing of the chunked group.
+    keys = needed_content(cache, request, 0, 6)
+    assert [key.group for key in keys] == [0, 0, 0]
+    cache.allocate_slots(request, 7, hit=hit, num_external_tokens=6, delay_cache_blocks=True)
+    assert [named.key for named in blocks_to_load(cache, request, 0, 6)] == keys
+    cache.cache_blocks(request, 13)
+    # Its block of tokens 4 to 7 has only 6 and 7.
+    missing, incomplete, complete, _ = cache.get_block_ids(request.request_id)[1]
+    assert (missing, incomplete > 0) == (0, True)
+    assert [n.ids for n in blocks_to_save(cache, request) if n.key.group == 1] == [(complete,)]
+    cache.check_integrity()
+    cache.free(request)
+    # 12 tokens are a hit: a chunk ends there. 8 or 10 tokens would need the incomplete block.
+    assert Driver(cache).hit(seq(1, 10)) == 6

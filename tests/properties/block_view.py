@@ -96,6 +96,9 @@ class BlockView:
         for number, leader in self._manager.copies.held():
             # What a step copies from is kept until the step has run.
             held.update(self._manager.pool.ids_of(leader, number))
+        for number, leader in self._manager.computed.held():
+            # What has not been offered to a connector yet.
+            held.update(self._manager.pool.ids_of(leader, number))
         assert self._manager.num_free_blocks == self._manager.pool.num_blocks - 1 - len(held)
 
     @property

@@ -11,6 +11,7 @@ from jaxkv.scheduling.output import SchedulerOutput
 from jaxkv.scheduling.scheduler import Scheduler
 from tests.properties.block_view import BlockView
 from tests.properties.shadow import PrefixIds, Shadow, StateBlocks, StepRow
+from tests.properties.shadow_tier import SavingTier, ShadowTier, TierError, TierKind
 from tests.properties.workload import LIMIT, CacheCase, PromptSource
 
 END_TOKEN = 2
@@ -36,10 +37,19 @@ class Tracked:
 class SchedulerDriver:
     """Adds, aborts and resets at random while steps run; checks every step against the shadow.
 
-    Sampled tokens are fixed by the request and the position, so that steps may overlap.
+    Sampled tokens are fixed by the request and the position, so that steps may overlap. tier: keeps content
+    outside the pool; None: there is none.
     """
 
-    def __init__(self, case: CacheCase, seed: int, *, max_num_seqs: int = 4, threshold: int = 0) -> None:
+    def __init__(
+        self,
+        case: CacheCase,
+        seed: int,
+        *,
+        max_num_seqs: int = 4,
+        threshold: int = 0,
+        tier: TierKind | None = None,
+    ) -> None:
         self.case = case
         self.rng = random.Random(seed)
         self.plan = case.plan()
@@ -50,9 +60,13 @@ class SchedulerDriver:
             long_prefill_token_threshold=threshold,
             async_scheduling=case.batches_in_flight == 2,
         )
-        self.scheduler = Scheduler(self.plan, self.manager, config)
         self.view = BlockView(self.manager)
         self.shadow = Shadow(case.rules, case.num_blocks)
+        self.tier: ShadowTier | None = None
+        if tier is not None:
+            make_tier = self.rng.choice([ShadowTier, SavingTier])
+            self.tier = make_tier(self.manager, self.shadow, self.rng, tier)
+        self.scheduler = Scheduler(self.plan, self.manager, config, connector=self.tier)
         self.prefix_ids = PrefixIds()
         self.prompts = PromptSource(self.rng)
         self.live: dict[str, Tracked] = {}
@@ -61,6 +75,7 @@ class SchedulerDriver:
         self.num_requests = 0
         self.num_ops = 0
         self.num_finished = 0
+        self.num_errors = 0
 
     def run(self, num_steps: int, arrival_rate: float = 0.5) -> None:
         """`num_steps` steps with arrivals and aborts, then without until all requests have ended."""
@@ -71,19 +86,33 @@ class SchedulerDriver:
                 self.abort()
             if self.rng.random() < 0.02:
                 self.manager.reset_prefix_cache()
+            if self.tier is not None and self.rng.random() < 0.3:
+                self._forget_free_blocks()
             self.step()
         self.drain()
 
+    def _forget_free_blocks(self) -> None:
+        """As if room had been needed: a tier is only asked for what the pool does not have."""
+        pool = self.manager.pool
+        for manager in self.manager.managers:
+            leaders = pool.cached_units(manager.number)
+            pool.forget(manager.number, leaders[pool.refs[leaders] == 0])
+
     def drain(self) -> None:
         """Everybody ends: at least one token is computed in every few steps."""
+        if self.tier is not None and self.tier.kind == "unreliable":
+            self.tier.kind = "meanwhile"
         idle = 0
         while self.live:
-            idle = 0 if self.step() else idle + 1
+            num_errors = self.num_errors
+            idle = 0 if self.step() or not self._is_tier_idle() or self.num_errors > num_errors else idle + 1
             waiting = [r.request_id for r in self.scheduler.waiting_requests()]
             assert idle <= 2 * self.case.batches_in_flight, f"nothing runs, and {waiting} wait"
         while self.in_flight:
             self._settle()
         self.step()
+        while not self._is_tier_idle():
+            self.step()
         assert self.manager.num_free_blocks == self.plan.usable_blocks, "blocks are held when nothing runs"
         assert self.manager.reset_prefix_cache()
 
@@ -109,8 +138,15 @@ class SchedulerDriver:
 
     def step(self) -> int:
         """One call of `schedule`, and the results of the oldest step where no more may be in flight."""
-        output = self.scheduler.schedule()
         self.num_ops += 1
+        try:
+            output = self.scheduler.schedule()
+        except TierError:
+            self.num_errors += 1
+            self.check()
+            if self.in_flight and self.rng.random() < 0.5:
+                self._settle()
+            return 0
         for request_id in output.preempted:
             self._preempted(request_id)
         self._execute(output)
@@ -122,6 +158,9 @@ class SchedulerDriver:
         ):
             self._settle()
         return output.total_num_scheduled_tokens
+
+    def _is_tier_idle(self) -> bool:
+        return self.tier is None or self.tier.idle
 
     def _preempted(self, request_id: str) -> None:
         tracked = self.live[request_id]
@@ -159,6 +198,10 @@ class SchedulerDriver:
         tables = self.manager.get_block_ids(request_id)
         states = self.view.state_blocks(request_id, start)
         fresh = self.view.fresh_blocks(tables, states, tracked.tables, tracked.states, start)
+        if self.tier is not None:
+            # A block that the brought tokens end in came as a whole.
+            brought = self.tier.take_brought(request_id)
+            fresh = [block for block in fresh if block not in brought]
         self.shadow.poison(fresh)
         tracked.tables, tracked.states = tables, states
         return StepRow(tables, tracked.prefixes, start, stop, states)

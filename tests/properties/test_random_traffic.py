@@ -7,6 +7,7 @@ A longer run: JAXKV_PROPERTY_OPERATIONS=2000000 python -m pytest tests/propertie
 """
 
 import os
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.properties.cache_driver import CacheDriver
 from tests.properties.scheduler_driver import SchedulerDriver
+from tests.properties.shadow_tier import TierKind
 from tests.properties.workload import CacheCase, cache_cases
 
 DEFAULT_OPERATIONS = 100_000
@@ -105,3 +107,34 @@ def test_the_scheduler_serves_random_traffic_right(batches_in_flight: int) -> No
     assert budget.left <= 0
     assert seen["finished"] > operations // 20
     assert seen["preempted"] > operations // 500
+
+
+@pytest.mark.parametrize("batches_in_flight", [1, 2], ids=["one step at a time", "overlapping steps"])
+def test_a_tier_outside_the_pool_brings_back_what_it_was_given(batches_in_flight: int) -> None:
+    """At once or later, whole or not at all, and where it cannot be reached: no answer changes."""
+    operations = OPERATIONS // 10
+    budget = Budget(operations)
+    seen: Counter[str] = Counter()
+
+    @long_run(operations)
+    @given(
+        cache_cases(batches_in_flight=batches_in_flight).filter(lambda case: case.is_cached),
+        SEEDS,
+        LENGTHS,
+        st.sampled_from(["at once", "meanwhile", "unreliable", "unreliable"]),
+    )
+    def traffic(case: CacheCase, seed: int, length: int, tier: TierKind) -> None:
+        def drive() -> int:
+            driver = SchedulerDriver(case, seed, tier=tier)
+            driver.run(length)
+            assert driver.tier is not None
+            seen.update(driver.tier.counts)
+            return driver.num_ops
+
+        budget.run(drive)
+
+    traffic()
+    assert budget.left <= 0
+    # It is of use only if much is brought back, and now and then something goes wrong.
+    assert min(seen["matched"], seen["errors"]) > operations // 100, seen
+    assert seen["lost"] > operations // 2000, seen

@@ -90,6 +90,11 @@ class CacheCase:
         )
 
     @property
+    def is_cached(self) -> bool:
+        """Whether anything can be found by its hash."""
+        return self.enable_caching and bool(self.cacheable_groups)
+
+    @property
     def cacheable_groups(self) -> list[int]:
         return [index for index, rule in enumerate(self.rules) if rule.kind != "scratch"]
 
