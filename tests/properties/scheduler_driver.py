@@ -2,6 +2,7 @@
 
 import random
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,11 +35,18 @@ class Tracked:
     fruitless_preemptions: int = 0
 
 
+class InFlight(NamedTuple):
+    """A step and, by row, the tokens of the request that stand after it: without drafts that were wrong."""
+
+    output: SchedulerOutput
+    stands: list[int]
+
+
 class SchedulerDriver:
     """Adds, aborts and resets at random while steps run; checks every step against the shadow.
 
     Sampled tokens are fixed by the request and the position, so that steps may overlap. tier: keeps content
-    outside the pool; None: there is none.
+    outside the pool; None: there is none. num_drafts: tokens, right or wrong, that are proposed at most.
     """
 
     def __init__(
@@ -49,6 +57,7 @@ class SchedulerDriver:
         max_num_seqs: int = 4,
         threshold: int = 0,
         tier: TierKind | None = None,
+        num_drafts: int = 0,
     ) -> None:
         self.case = case
         self.rng = random.Random(seed)
@@ -59,7 +68,9 @@ class SchedulerDriver:
             max_num_batched_tokens=case.max_num_batched_tokens,
             long_prefill_token_threshold=threshold,
             async_scheduling=case.batches_in_flight == 2,
+            num_speculative_tokens=num_drafts,
         )
+        self.num_drafts = num_drafts
         self.view = BlockView(self.manager)
         self.shadow = Shadow(case.rules, case.num_blocks)
         self.tier: ShadowTier | None = None
@@ -70,7 +81,7 @@ class SchedulerDriver:
         self.prefix_ids = PrefixIds()
         self.prompts = PromptSource(self.rng)
         self.live: dict[str, Tracked] = {}
-        self.in_flight: list[SchedulerOutput] = []
+        self.in_flight: list[InFlight] = []
         self.holding: set[str] = set()
         self.num_requests = 0
         self.num_ops = 0
@@ -149,15 +160,27 @@ class SchedulerDriver:
             return 0
         for request_id in output.preempted:
             self._preempted(request_id)
-        self._execute(output)
-        self.in_flight.append(output)
+        self.in_flight.append(self._execute(output))
         self.check()
         # Overlapping steps: now and then the results come at once.
         while self.in_flight and (
             len(self.in_flight) >= self.case.batches_in_flight or not len(output) or self.rng.random() < 0.1
         ):
             self._settle()
+        if self.num_drafts and not self.in_flight:
+            self._propose()
         return output.total_num_scheduled_tokens
+
+    def _propose(self) -> None:
+        """Drafts for some: right ones, then wrong ones, of which some are right by chance."""
+        drafts: dict[str, list[int]] = {}
+        for request_id, tracked in self.live.items():
+            if self.rng.random() < 0.8:
+                start = tracked.request.num_tokens
+                right = tracked.tokens[start : start + self.rng.randint(0, self.num_drafts)]
+                wrong = self.rng.choices([0, 1, END_TOKEN], k=self.rng.randint(0, self.num_drafts))
+                drafts[request_id] = right + wrong
+        self.scheduler.update_draft_token_ids(drafts)
 
     def _is_tier_idle(self) -> bool:
         return self.tier is None or self.tier.idle
@@ -173,7 +196,7 @@ class SchedulerDriver:
             f"{request_id} was preempted {tracked.request.num_preemptions} times and gets nowhere"
         )
 
-    def _execute(self, output: SchedulerOutput) -> None:
+    def _execute(self, output: SchedulerOutput) -> InFlight:
         assert output.total_num_scheduled_tokens == output.num_scheduled.sum()
         assert output.total_num_scheduled_tokens <= self.case.max_num_batched_tokens
         assert len(set(output.request_ids.tolist())) == len(output)
@@ -181,17 +204,33 @@ class SchedulerDriver:
         assert not set(output.preempted) & set(output.request_ids), "a request lost its blocks and runs"
         arrays = output.token_arrays(self.scheduler.table)
         rows: list[StepRow] = []
+        stands: list[int] = []
+        num_drafts = [0] * len(output) if output.num_drafts is None else output.num_drafts.tolist()
         for index, request_id in enumerate(output.request_ids.tolist()):
             tracked = self.live[request_id]
             start = int(output.num_computed[index])
             stop = start + int(output.num_scheduled[index])
             known = arrays.tokens[arrays.query_starts[index] : arrays.query_starts[index + 1]]
-            expected = np.array(tracked.tokens[start:stop])
+            certain = stop - num_drafts[index]
+            drafts = known[certain - start :].tolist()
+            expected = np.array(tracked.tokens[start:certain])
+            known = known[: certain - start]
             assert ((known == expected) | (known < 0)).all(), "a row computes other tokens than its request's"
-            rows.append(self._row(tracked, start, stop))
+            row = self._row(tracked, start, stop)
+            if drafts:
+                prefixes = self.prefix_ids.of(tracked.salt, tracked.tokens[:certain] + drafts)
+                row = row._replace(prefixes=prefixes)
+            rows.append(row)
+            right = [a == b for a, b in zip(drafts, tracked.tokens[certain:stop], strict=False)]
+            stands.append(certain + [*right, False].index(False))
         copies = self.manager.take_block_copies()
         self.shadow.copy(copies.sources, copies.targets)
         self.shadow.run_step(rows)
+        for row, end in zip(rows, stands, strict=True):
+            # The states that stay are those after the last token that was right.
+            for state in row.states.values():
+                self.shadow.contents[state.write, 0] = row.prefixes[end - 1]
+        return InFlight(output, stands)
 
     def _row(self, tracked: Tracked, start: int, stop: int) -> StepRow:
         request_id = tracked.request.request_id
@@ -207,13 +246,17 @@ class SchedulerDriver:
         return StepRow(tables, tracked.prefixes, start, stop, states)
 
     def _settle(self) -> None:
-        output = self.in_flight.pop(0)
-        tokens = []
+        output, stands = self.in_flight.pop(0)
+        sampled: list[list[int]] = []
         for index in output.sampling.tolist():
             tracked = self.live.get(str(output.request_ids[index]))
-            position = int(output.num_computed[index] + output.num_scheduled[index])
-            tokens.append(tracked.tokens[position] if tracked is not None else 0)
-        result = self.scheduler.update_from_output(output, np.array(tokens, np.int32))
+            stop = int(output.num_computed[index] + output.num_scheduled[index])
+            certain = stop if output.num_drafts is None else stop - int(output.num_drafts[index])
+            sampled.append([0] if tracked is None else tracked.tokens[certain : stands[index] + 1])
+        if output.num_drafts is None:
+            result = self.scheduler.update_from_output(output, np.array(sampled, np.int32).reshape(-1))
+        else:
+            result = self.scheduler.update_from_output(output, sampled)
         for finished in result.finished:
             tracked = self.live.pop(finished.request.request_id)
             self.num_finished += 1

@@ -83,7 +83,7 @@ def test_the_scheduler_serves_random_traffic_right(batches_in_flight: int) -> No
     """No deadlock, nobody preempted again and again, and all blocks come back in the end."""
     operations = OPERATIONS * 3 // 20
     budget = Budget(operations)
-    seen = {"finished": 0, "preempted": 0}
+    seen = {"finished": 0, "preempted": 0, "accepted": 0}
 
     @long_run(operations)
     @given(
@@ -92,11 +92,18 @@ def test_the_scheduler_serves_random_traffic_right(batches_in_flight: int) -> No
         LENGTHS,
         st.sampled_from([1, 2, 4, 8]),
         st.sampled_from([0, 0, 5]),
+        # Drafts follow results, so that steps with them do not overlap.
+        st.sampled_from([0, 0, 1, 3] if batches_in_flight == 1 else [0]),
     )
-    def traffic(case: CacheCase, seed: int, length: int, max_num_seqs: int, threshold: int) -> None:
+    def traffic(
+        case: CacheCase, seed: int, length: int, max_num_seqs: int, threshold: int, num_drafts: int
+    ) -> None:
         def drive() -> int:
-            driver = SchedulerDriver(case, seed, max_num_seqs=max_num_seqs, threshold=threshold)
+            driver = SchedulerDriver(
+                case, seed, max_num_seqs=max_num_seqs, threshold=threshold, num_drafts=num_drafts
+            )
             driver.run(length)
+            seen["accepted"] += driver.scheduler.stats.spec_decode_num_accepted_tokens
             seen["finished"] += driver.num_finished
             seen["preempted"] += driver.scheduler.stats.num_preemptions
             return driver.num_ops
@@ -107,6 +114,7 @@ def test_the_scheduler_serves_random_traffic_right(batches_in_flight: int) -> No
     assert budget.left <= 0
     assert seen["finished"] > operations // 20
     assert seen["preempted"] > operations // 500
+    assert (seen["accepted"] > operations // 50) == (batches_in_flight == 1)
 
 
 @pytest.mark.parametrize("batches_in_flight", [1, 2], ids=["one step at a time", "overlapping steps"])
