@@ -36,6 +36,16 @@ class RaggedBatch:
     decode_only: bool = field(default=False, metadata={"static": True})
 
 
+def num_tokens(batch: RaggedBatch) -> int:
+    """T, padding included. Raises ValueError for a batch that has no token or no row."""
+    tokens, rows = batch.positions.shape[0], batch.seq_lens.shape[0]
+    if not tokens or not rows:
+        raise ValueError(
+            f"a step has at least one token and one row, padding included; this one has {tokens} and {rows}"
+        )
+    return tokens
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class GroupTable:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 
-from pallas_kernels.batch import GroupTable, RaggedBatch
+from pallas_kernels.batch import GroupTable, RaggedBatch, num_tokens
 from pallas_kernels.choice import Queries, choose_name
 from pallas_kernels.cpu.attention import paged_attention_cpu, refuses_on_cpu
 from pallas_kernels.gpu.attention import paged_attention_gpu
@@ -103,7 +103,7 @@ def paged_attention(
     float32. Over latents, q is what the up-projection of K has been folded into (absorbed), and the result is
     still to be projected.
     `sinks [Hq]` and the other settings: see `AttentionSettings`. `implementation` is "reference", "xla",
-    "pallas_tpu" or "pallas_gpu" (None: the platform's). Raises ValueError where shapes disagree.
+    "numba", "pallas_tpu" or "pallas_gpu" (None: the platform's). Raises ValueError where shapes disagree.
     """
     settings = AttentionSettings(
         layout=layout,
@@ -116,7 +116,7 @@ def paged_attention(
         sinks=sinks,
     )
     check_pool(pages, layout.page_rows)
-    _check_queries(q, settings)
+    _check_queries(q, batch, settings)
     chosen = choose_implementation(settings, table, implementation, q)
     return chosen.attend(q, pages, batch, table, settings)
 
@@ -156,7 +156,7 @@ def write_and_attend(
         sinks=sinks,
     )
     check_pool(pages, layout.page_rows)
-    _check_queries(q, settings)
+    _check_queries(q, batch, settings)
     _check_new(k, v, batch, layout)
     chosen = choose_implementation(settings, table, implementation, q)
     if chosen.write_and_attend is not None:
@@ -221,10 +221,11 @@ def _write(
     return choose_implementation(settings, table, implementation).write(pages, k, v, batch, table, settings)
 
 
-def _check_queries(q: jax.Array, settings: AttentionSettings) -> None:
-    heads, size, sinks = settings.layout.num_kv_heads, settings.layout.head_size, settings.sinks
-    if q.ndim != 3 or q.shape[2] != size or q.shape[1] % heads:
-        raise ValueError(f"q must be [T, multiple of {heads}, {size}], got {list(q.shape)}")
+def _check_queries(q: jax.Array, batch: RaggedBatch, settings: AttentionSettings) -> None:
+    tokens, heads, size = num_tokens(batch), settings.layout.num_kv_heads, settings.layout.head_size
+    sinks = settings.sinks
+    if q.ndim != 3 or (q.shape[0], q.shape[2]) != (tokens, size) or q.shape[1] % heads:
+        raise ValueError(f"q must be [{tokens}, multiple of {heads}, {size}], got {list(q.shape)}")
     if sinks is not None and sinks.shape != q.shape[1:2]:
         raise ValueError(f"sinks must be [{q.shape[1]}], got {list(sinks.shape)}")
 
@@ -235,7 +236,7 @@ def _check_new(k: jax.Array, v: jax.Array | None, batch: RaggedBatch, layout: At
         raise ValueError("a layout of latents keeps no V of its own: leave it out, or use write_latent")
     if v is None and not layout.latent:
         raise ValueError("a layout of K and V keeps no latents: give V as well, or use write_kv")
-    lead = (batch.positions.shape[0], layout.num_kv_heads)
+    lead = (num_tokens(batch), layout.num_kv_heads)
     given, wanted = [k.shape], [(*lead, layout.head_size)]
     if v is not None:
         given, wanted = [*given, v.shape], [*wanted, (*lead, layout.value_size)]

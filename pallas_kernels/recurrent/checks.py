@@ -2,7 +2,7 @@
 
 import jax
 
-from pallas_kernels.batch import RaggedBatch
+from pallas_kernels.batch import RaggedBatch, num_tokens
 from pallas_kernels.pool import check_pool
 from pallas_kernels.recurrent.state_layout import StateLayout
 from pallas_kernels.recurrent.state_place import StatePlace
@@ -45,7 +45,7 @@ def check_convolution(
     if x.ndim != 2 or weight.ndim != 2:
         raise ValueError(f"x and weight must be [T, C] and [C, K], got {list(x.shape)}, {list(weight.shape)}")
     channels, kernel = weight.shape
-    check_shape("x", x, (batch.positions.shape[0], channels))
+    check_shape("x", x, (num_tokens(batch), channels))
     check_part(place, (channels, kernel - 1))
     if bias is not None:
         check_shape("bias", bias, (channels,))

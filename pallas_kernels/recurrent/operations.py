@@ -7,14 +7,14 @@ sequence starts from the state in `table.read`, ends in `table.write`, and leave
 of the blocks are left as they are, so a layer calls one operation for each part of its state.
 
 Computation is in float32, states are rounded to the part's dtype where they are stored; outputs have the
-dtype of the first argument. `implementation` is "reference", "xla", "pallas_tpu" or, but for convolutions,
-"pallas_gpu", for Mamba 1 also "numba" (None: the platform's). All raise ValueError where shapes disagree.
+dtype of the first argument. `implementation` is "reference", "xla", "pallas_tpu" or, but for convolutions
+alone, "pallas_gpu" or "numba" (None: the platform's). All raise ValueError where shapes disagree.
 """
 
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.batch import RaggedBatch
+from pallas_kernels.batch import RaggedBatch, num_tokens
 from pallas_kernels.recurrent.checks import check_convolution, check_part, check_shape, place_in
 from pallas_kernels.recurrent.choice import choose
 from pallas_kernels.recurrent.conv_delta import ConvDeltaInputs, ConvDeltaPlace
@@ -80,7 +80,7 @@ def selective_scan(
     `x, dt [T, C]` (dt after bias and softplus), `a [C, N]` negative, `b, c [T, N]`, `d [C]`.
     """
     place = place_in(pages, layout, part, layer_slot, layer_slots)
-    tokens = batch.positions.shape[0]
+    tokens = num_tokens(batch)
     if a.ndim != 2:
         raise ValueError(f"a must be [C, N], got {list(a.shape)}")
     channels, size = a.shape
@@ -119,7 +119,7 @@ def ssd(
     of G, head h reading group `h // (H / G)`, `d [H]` or None.
     """
     place = place_in(pages, layout, part, layer_slot, layer_slots)
-    tokens = batch.positions.shape[0]
+    tokens = num_tokens(batch)
     if x.ndim != 3 or b.ndim != 3 or x.shape[1] % b.shape[1]:
         raise ValueError(
             f"x must be [T, H, P] and b [T, G, N] with H a multiple of G, "
@@ -166,7 +166,7 @@ def gated_delta_rule(
     they come normalised. Returns o `[T, Hv, dv]`.
     """
     place = place_in(pages, layout, part, layer_slot, layer_slots)
-    tokens = batch.positions.shape[0]
+    tokens = num_tokens(batch)
     if k.ndim != 3 or v.ndim != 3 or v.shape[1] % k.shape[1]:
         raise ValueError(
             f"k must be [T, Hk, dk] and v [T, Hv, dv] with Hv a multiple of Hk, "
@@ -214,7 +214,7 @@ def conv_delta_rule(
     if len(state.shape) != 3:
         raise ValueError(f"part {state.part} of the state must be [Hv, dv, dk], got {list(state.shape)}")
     for name, value in {"g": g, "beta": beta}.items():
-        check_shape(name, value, (batch.positions.shape[0], state.shape[0]))
+        check_shape(name, value, (num_tokens(batch), state.shape[0]))
     place = ConvDeltaPlace(conv=conv, state=state)
     run = choose(CONV_DELTA_RULE, place, implementation, place.key_heads)
     inputs = ConvDeltaInputs(x, weight, bias, activation == "silu", g, beta)

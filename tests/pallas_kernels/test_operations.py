@@ -79,8 +79,11 @@ def test_a_tpu_takes_pallas_where_it_serves(monkeypatch):
 
 def test_shapes_that_disagree_are_refused():
     step = make_step(seq_lens=[3], query_lens=[1], heads=2, group=2)
-    with pytest.raises(ValueError, match=r"q must be \[T, multiple of 2, 8\], got \[1, 3, 8\]"):
+    with pytest.raises(ValueError, match=r"q must be \[1, multiple of 2, 8\], got \[1, 3, 8\]"):
         paged_attention(step.q[:, :3], step.pages, step.batch, step.table, scale=1.0, **arguments(step))
+    twice = np.concatenate([step.q, step.q])
+    with pytest.raises(ValueError, match=r"q must be \[1, multiple of 2, 8\], got \[2, 4, 8\]"):
+        paged_attention(twice, step.pages, step.batch, step.table, scale=1.0, **arguments(step))
     with pytest.raises(ValueError, match=r"k and v must be \[1, 2, 8\], got \[1, 1, 8\]"):
         write_kv(step.pages, step.k[:, :1], step.v, step.batch, step.table, **arguments(step))
     latent = make_step(seq_lens=[3], query_lens=[1], latent=True)
@@ -95,6 +98,16 @@ def test_shapes_that_disagree_are_refused():
         write_kv(other.pages, other.k, other.k, other.batch, other.table, **arguments(other))
     with pytest.raises(ValueError, match=r"pages must be uint32\[num_pages, 8, 128\], got float32"):
         write_kv(step.pages.astype(np.float32), step.k, step.v, step.batch, step.table, **arguments(step))
+
+
+@pytest.mark.parametrize("rows", [0, 1])
+def test_a_step_of_no_tokens_is_refused(rows):
+    step = make_step(seq_lens=[3] * rows, query_lens=[0] * rows)
+    message = f"at least one token and one row, padding included; this one has 0 and {rows}"
+    with pytest.raises(ValueError, match=message):
+        paged_attention(step.q, step.pages, step.batch, step.table, scale=1.0, **arguments(step))
+    with pytest.raises(ValueError, match=message):
+        write_kv(step.pages, step.k, step.v, step.batch, step.table, **arguments(step))
 
 
 @pytest.mark.parametrize(

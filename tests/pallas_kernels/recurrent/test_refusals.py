@@ -77,6 +77,15 @@ def test_inputs_of_another_size_are_refused(name):
         step.operation.run(step.tokens, weights, words, step.batch, step.table, **other)
 
 
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_a_step_of_no_tokens_is_refused(name):
+    step = make_step(OPERATIONS[name], [Sequence(before=2, new=0)])
+    with pytest.raises(ValueError, match=r"at least one token and one row.* has 0 and 1"):
+        step.operation.run(
+            step.tokens, step.operation.weights, jnp.asarray(step.pages), step.batch, step.table, **step.place
+        )
+
+
 def test_channels_that_are_not_whole_heads_are_refused():
     step = make_step(convolved_delta(1, 2, 8), [Sequence(before=0, new=3)])
     layout = StateLayout(shapes=((40, 3), (2, 8, 8)), dtypes=("float32", "float32"), page_rows=8)
