@@ -187,7 +187,8 @@ def _build_decode(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) ->
         block_ids=table.block_ids.reshape(-1),
     )
     whole = -(-rows // plan.sequences) * plan.sequences
-    q = jax.ShapeDtypeStruct((whole, plan.math.products, plan.math.rows, plan.math.loader.key_width), dtype)
+    place_rows, key_width = plan.math.place_rows, plan.math.loader.key_width
+    q = jax.ShapeDtypeStruct((whole, plan.math.products, place_rows, key_width), dtype)
     new = jax.ShapeDtypeStruct((whole, NewRows(case.layout).count, 128), jnp.uint32)
 
     def attend(scalars: DecodeScalars, q: jax.Array, pages: jax.Array) -> jax.Array:
@@ -227,7 +228,7 @@ def _build_prefill(case: Case, table: GroupTable, pages: jax.ShapeDtypeStruct) -
         first_block=table.first_block,
         block_ids=table.block_ids.reshape(-1),
     )
-    shape = (case.sequences * tiles, case.kv_heads, plan.math.rows, plan.math.loader.key_width)
+    shape = (case.sequences * tiles, case.kv_heads, plan.math.place_rows, plan.math.loader.key_width)
 
     def attend(scalars: PrefillScalars, q: jax.Array, pages: jax.Array) -> jax.Array:
         return attend_tiles(scalars, q, plan.math.tops_of_sinks(plan.tile), pages, plan)

@@ -138,7 +138,7 @@ def _prefill(
     info = jnp.stack([jnp.asarray(settings.layer_slot, jnp.int32), last_live.astype(jnp.int32)])
     out = attend_tiles(
         PrefillScalars(info, *schedule, part.table.first_block, part.table.block_ids.reshape(-1)),
-        plan.math.places.spread(tiles.q),
+        plan.math.places.repeat(tiles.q),
         plan.math.tops_of_sinks(plan.tile),
         pages,
         plan,

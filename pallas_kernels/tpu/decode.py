@@ -69,16 +69,16 @@ def attend_decodes(
     new: jax.Array | None = None,
     interpret: Any = False,
 ) -> AttentionResult:
-    """Attention of arranged queries `[S, products, rows, key_width]`.
+    """Attention of arranged queries `[S, products, place_rows, key_width]`.
 
     Outputs `[S, products, place_rows, result_width]`, of which only rows of decodes are written. S is a
     multiple of `plan.sequences`. `sinks [products, rows, 128]` are the rows' tops before anything is seen, or
     None. `new` are images `[S, rows, 128]` of the last tokens (`NewRows`), which are written to the pool;
     None: it holds them already.
     """
-    count, products, rows, width = q.shape
+    count, products, place_rows, width = q.shape
     used_rows = settings.layout.used_rows
-    out_rows, out_width = plan.math.place_rows, plan.math.loader.result_width
+    rows, out_width = plan.math.rows, plan.math.loader.result_width
     tops = jnp.full((products, rows, LANES), HIDDEN, jnp.float32) if sinks is None else sinks
     anywhere = pl.BlockSpec(memory_space=pl.ANY)
     new_spec, new_scratch = [], []
@@ -94,13 +94,13 @@ def attend_decodes(
             num_scalar_prefetch=len(scalars),
             grid=(count // plan.sequences,),
             in_specs=[
-                pl.BlockSpec((plan.sequences, products, rows, width), lambda i, *_: (i, 0, 0, 0)),
+                pl.BlockSpec((plan.sequences, products, place_rows, width), lambda i, *_: (i, 0, 0, 0)),
                 pl.BlockSpec(tops.shape, lambda i, *_: (0, 0, 0)),
                 *new_spec,
                 anywhere,
             ],
             out_specs=[
-                pl.BlockSpec((plan.sequences, products, out_rows, out_width), lambda i, *_: (i, 0, 0, 0)),
+                pl.BlockSpec((plan.sequences, products, place_rows, out_width), lambda i, *_: (i, 0, 0, 0)),
                 *([] if new is None else [anywhere]),
             ],
             scratch_shapes=[
@@ -113,7 +113,7 @@ def attend_decodes(
             ],
         ),
         out_shape=[
-            jax.ShapeDtypeStruct((count, products, out_rows, out_width), q.dtype),
+            jax.ShapeDtypeStruct((count, products, place_rows, out_width), q.dtype),
             *([] if new is None else [jax.ShapeDtypeStruct(pages.shape, pages.dtype)]),
         ],
         input_output_aliases={} if new is None else {len(scalars) + len(operands) - 1: 1},

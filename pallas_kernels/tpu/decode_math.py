@@ -75,8 +75,8 @@ class DecodeMath:
         return self.place_rows * self.places.count
 
     def arrange(self, q: jax.Array) -> jax.Array:
-        """`q [S, Hq, D]` -> `[S, products, rows, key_width]`."""
-        return self.places.spread(self._by_product(q))
+        """`q [S, Hq, D]` -> `[S, products, place_rows, key_width]`."""
+        return self.places.repeat(self._by_product(q))
 
     def arrange_sinks(self, sinks: jax.Array) -> jax.Array:
         """Sinks `[Hq]` as tops `[products, rows, 128]`."""
@@ -90,10 +90,10 @@ class DecodeMath:
     def scores(
         self, product: int, q: jax.Array, buffer, scales: Scales | None, position, start, stop
     ) -> Scored:
-        """The scores of `q [rows, key_width]`, hidden but in [start, stop); `scales` are the buffer's."""
+        """The scores of `q [place_rows, key_width]`, hidden but in [start, stop); `scales` of the buffer."""
         keys, values = self.loader.load(buffer, product * self.product_heads, self.product_heads)
         raw = lax.dot_general(
-            self._spread(q),
+            self._spread(self.places.spread(q)),
             keys,
             (((1,), (1,)), ((), ())),
             precision=self.loader.precision,

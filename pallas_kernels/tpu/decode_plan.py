@@ -48,7 +48,7 @@ def plan_decode(
     pages = -(-pages // maths.loader.whole_pages) * maths.loader.whole_pages
     run_tokens, run_bytes = pages * layout.block_size, pages * page_bytes
     runs = max(min(STEP_TOKENS // run_tokens, step_bytes // run_bytes, sizes.most), 1)
-    query_bytes = maths.products * maths.rows * maths.loader.key_width * dtype.itemsize
+    query_bytes = maths.products * maths.place_rows * maths.loader.key_width * dtype.itemsize
     image_bytes = -(-NewRows(layout).count // SUBLANES) * SUBLANES * LANES * 4
     sequences = max(min(SEQUENCES, rows, QUERY_BYTES // query_bytes, IMAGE_BYTES // image_bytes), 1)
     return DecodePlan(

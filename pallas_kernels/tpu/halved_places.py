@@ -33,15 +33,15 @@ class HalvedPlaces(Places):
     def width(self) -> int:
         return max(self.head_size, 2 * LANES)
 
-    def spread(self, q: jax.Array) -> jax.Array:
-        """`[..., rows, D]` -> `[..., count * rows, width]`: the halves of q in the lanes of a place."""
+    def repeat(self, q: jax.Array) -> jax.Array:
+        """`[..., rows, D]` -> `[..., rows, width]`: the halves of q in the lanes of every place."""
         if self.count == 1:
             return q
         halves = q.reshape(*q.shape[:-1], 2, self.half)
-        lead = [(0, 0)] * (halves.ndim - 1)
-        before = [place * self.half for place in range(self.count)]
-        rows = [jnp.pad(halves, [*lead, (lanes, LANES - self.half - lanes)]) for lanes in before]
-        return jnp.concatenate([x.reshape(*q.shape[:-1], self.width) for x in rows], axis=-2)
+        return jnp.tile(halves, self.count).reshape(*q.shape[:-1], self.width)
+
+    def _place_of(self, lane: jax.Array) -> jax.Array:
+        return lane % LANES // self.half
 
     def merge(self, softmax: Softmax) -> Softmax:
         """The softmax of all places, its elements in order; lanes from `head_size` on have no meaning."""

@@ -1,13 +1,14 @@
 """Tokens that share a row of 128 words (heads of 64): attended apart, merged at the end.
 
 A query has one row for each place in a 128-word row, zero in the lanes of the other places. Its products then
-see the tokens at that place only.
+see the tokens at that place only. It comes to a kernel as one row, with its elements in the lanes of each.
 """
 
 from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental.pallas import tpu as pltpu
 
 from pallas_kernels.layout import LANES, AttentionPageLayout
@@ -32,13 +33,23 @@ class Places:
         """Lanes of q: whole tiles."""
         return -(-self.count * self.head_size // LANES) * LANES
 
+    def repeat(self, q: jax.Array) -> jax.Array:
+        """`[..., rows, D]` -> `[..., rows, width]`: q in the lanes of every place."""
+        repeated = jnp.tile(q, self.count)
+        return jnp.pad(repeated, [(0, 0)] * (q.ndim - 1) + [(0, self.width - repeated.shape[-1])])
+
     def spread(self, q: jax.Array) -> jax.Array:
-        """`[..., rows, D]` -> `[..., count * rows, width]`, the places one after another."""
-        lead = [(0, 0)] * (q.ndim - 1)
-        before = [place * self.head_size for place in range(self.count)]
+        """In a kernel, of `repeat`: `[rows, width]` -> `[count * rows, width]`, the places one by one."""
+        if self.count == 1:
+            return q
+        place_of = self._place_of(lax.broadcasted_iota(jnp.int32, q.shape, 1))
         return jnp.concatenate(
-            [jnp.pad(q, [*lead, (lanes, self.width - self.head_size - lanes)]) for lanes in before], axis=-2
+            [jnp.where(place_of == place, q, jnp.zeros_like(q)) for place in range(self.count)]
         )
+
+    def _place_of(self, lane: jax.Array) -> jax.Array:
+        """The place whose elements are in a lane of q."""
+        return lane // self.head_size
 
     def spread_sinks(self, sinks: jax.Array) -> jax.Array:
         """Sinks `[..., rows]` as tops `[..., count * rows, 128]` in powers of two: a sink counts once."""

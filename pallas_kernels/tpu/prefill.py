@@ -55,18 +55,17 @@ def attend_tiles(
     *,
     interpret: Any = False,
 ) -> jax.Array:
-    """Attention of tiles `q [N, Hkv, rows, key_width]`: `[N, Hkv, place_rows, result_width]`, if live.
+    """Attention of tiles `q [N, Hkv, place_rows, key_width]`: `[N, Hkv, place_rows, result_width]`, if live.
 
     `sinks [Hkv, rows, 128]` are the rows' tops before anything is seen, or None.
     """
     count, heads, rows, width = q.shape
     maths = plan.math
-    used_rows = maths.loader.layout.used_rows
-    out_rows, out_width = maths.place_rows, maths.loader.result_width
-    tops = jnp.full((heads, rows, LANES), HIDDEN, jnp.float32) if sinks is None else sinks
+    used_rows, out_width = maths.loader.layout.used_rows, maths.loader.result_width
+    tops = jnp.full((heads, maths.rows, LANES), HIDDEN, jnp.float32) if sinks is None else sinks
 
     # Tiles that are not live all ask for the last live tile's block, so nothing is copied for them.
-    def of_tile(rows: int, width: int) -> pl.BlockSpec:
+    def of_tile(width: int) -> pl.BlockSpec:
         return pl.BlockSpec((1, heads, rows, width), lambda i, info, *_: (jnp.minimum(i, info[1]), 0, 0, 0))
 
     return pl.pallas_call(
@@ -75,11 +74,11 @@ def attend_tiles(
             num_scalar_prefetch=len(scalars),
             grid=(count,),
             in_specs=[
-                of_tile(rows, width),
+                of_tile(width),
                 pl.BlockSpec(tops.shape, lambda i, *_: (0, 0, 0)),
                 pl.BlockSpec(memory_space=pl.ANY),
             ],
-            out_specs=of_tile(out_rows, out_width),
+            out_specs=of_tile(out_width),
             scratch_shapes=[
                 pltpu.VMEM((2, plan.blocks, used_rows, LANES), jnp.uint32),
                 maths.scratch_shapes,
@@ -87,7 +86,7 @@ def attend_tiles(
                 pltpu.SemaphoreType.DMA((2,)),
             ],
         ),
-        out_shape=jax.ShapeDtypeStruct((count, heads, out_rows, out_width), q.dtype),
+        out_shape=jax.ShapeDtypeStruct((count, heads, rows, out_width), q.dtype),
         compiler_params=pltpu.CompilerParams(
             dimension_semantics=("arbitrary",), vmem_limit_bytes=plan.vmem_bytes, disable_bounds_checks=True
         ),

@@ -23,14 +23,14 @@ from pallas_kernels.tpu.quantised import Scales
 from pallas_kernels.tpu.running import HIDDEN, LOG2_E, Softmax
 
 BLOCK_ROWS = 1024  # of scores as wide as the matrix unit: what is asked for at once
-RESULT_ROWS = 256  # that are merged and divided at once
+RESULT_ROWS = 256  # of a place that are merged and divided, or whose queries are made, at once
 
 
 class TileScratch(NamedTuple):
     """What the kernel keeps in VMEM between and within chunks (refs).
 
-    Of a tile: `queries [Hkv, rows, depth]` where they are split, else None; `top [Hkv, rows, 128]`, all lanes
-    equal, and `sums [Hkv, rows, sums_width]` of the softmaxes, float32.
+    Of a tile: `queries [Hkv, rows, depth]` where they are not as they come, else None; `top [Hkv, rows,
+    128]`, all lanes equal, and `sums [Hkv, rows, sums_width]` of the softmaxes, float32.
 
     Of a chunk, two of each in turns: `keys [2, units, depth]` and `values [2, units, ...]` of a KV head;
     `scores [2, block_rows, units]` of a block, and what its sums shrink by, `[2, block_rows, 128]`, float32.
@@ -108,6 +108,11 @@ class PrefillMath:
         return small and loader.shifts == 1 and 2 * loader.key_width <= matrix_width()
 
     @property
+    def keeps_queries(self) -> bool:
+        """Whether products take other queries than those that come."""
+        return self.splits_queries or self.places.count > 1
+
+    @property
     def depth(self) -> int:
         """Lanes of q and K in products."""
         return self.loader.key_width * (2 if self.splits_queries else 1)
@@ -125,7 +130,9 @@ class PrefillMath:
         heads, dtype = self.loader.layout.num_kv_heads, self.loader.operand_dtype
         values = self.sums_width if self.totals_ride else self.loader.value_width
         return TileScratch(
-            queries=pltpu.VMEM((heads, self.rows, self.depth), dtype) if self.splits_queries else None,
+            queries=(
+                pltpu.VMEM((heads, self.rows, self.depth), self.loader.dtype) if self.keeps_queries else None
+            ),
             top=pltpu.VMEM((heads, self.rows, LANES), jnp.float32),
             sums=pltpu.VMEM((heads, self.rows, self.sums_width), jnp.float32),
             keys=pltpu.VMEM((2, self.units, self.depth), dtype),
@@ -138,9 +145,7 @@ class PrefillMath:
     def row_bytes(self) -> int:
         """VMEM for a row of each place: of the scratch, and of two blocks each of q, tops and results."""
         loader, size = self.loader, self.loader.dtype.itemsize
-        blocks = (
-            self.rows * (loader.key_width * size + LANES * 4) + self.place_rows * loader.result_width * size
-        )
+        blocks = self.rows * LANES * 4 + self.place_rows * (loader.key_width + loader.result_width) * size
         scratch = self.scratch_shapes
         of_tile = _bytes_of((scratch.queries, scratch.top, scratch.sums))
         return (of_tile + 2 * loader.layout.num_kv_heads * blocks) // self.place_rows
@@ -159,7 +164,9 @@ class PrefillMath:
         return self.places.spread_sinks(jnp.pad(sinks, ((0, 0), (0, self.place_rows - sinks.shape[1]))))
 
     def start_tile(self, q_ref, tops_ref, scratch: TileScratch) -> None:
-        """Before a tile's first chunk; `q_ref [Hkv, rows, key_width]`, `tops_ref` as `top` of the scratch."""
+        """Before a tile's first chunk; `q_ref [Hkv, place_rows, key_width]`, `tops_ref` as `top` of the
+        scratch.
+        """
         width = self.loader.value_width
         first_total = 0.0 if self.settings.sinks is None else 1.0  # a sink counts once
         scratch.top[...] = tops_ref[...]
@@ -170,18 +177,26 @@ class PrefillMath:
         if self.totals_ride:
             ones = jnp.ones((*scratch.values.shape[:2], LANES), scratch.values.dtype)
             scratch.values[:, :, width:] = ones
-        if self.splits_queries:
-            for head in range(self.loader.layout.num_kv_heads):
-                scaled = q_ref[head].astype(jnp.float32) * self._query_factor
-                high = scaled.astype(jnp.bfloat16)
-                low = (scaled - high.astype(jnp.float32)).astype(jnp.bfloat16)
-                scratch.queries[head] = jnp.concatenate([high, low], axis=1)
+        if self.keeps_queries:
+            for head, rows in self._few_rows():
+                q = q_ref[head, rows]
+                kept = self._split(q) if self.splits_queries else self.places.spread(q)
+                for place, of_place in enumerate(self._of_places(rows)):
+                    count = rows.stop - rows.start
+                    scratch.queries[head, of_place] = kept[place * count : (place + 1) * count]
+
+    def _split(self, q: jax.Array) -> jax.Array:
+        """q `[n, key_width]` -> `[places * n, depth]`: with its factor as the sum of two bfloat16."""
+        scaled = q.astype(jnp.float32) * self._query_factor
+        high = scaled.astype(jnp.bfloat16)
+        low = (scaled - high.astype(jnp.float32)).astype(jnp.bfloat16)
+        return jnp.concatenate([self.places.spread(high), self.places.spread(low)], axis=1)
 
     def add_chunk(self, q_ref, buffer, scratch: TileScratch, *, live, position, query, num_queries) -> None:
         """Adds the chunk in `buffer [pages, rows, 128]`, whose first slot is `position` and of which `live`
         pages were fetched, for `num_queries` queries from position `query` on.
         """
-        queries = scratch.queries if self.splits_queries else q_ref
+        queries = scratch.queries if self.keeps_queries else q_ref
         start, stop = self.settings.first_visible(query), query + num_queries
         tokens = buffer.shape[0] * self.loader.layout.block_size
         all_visible = (position + tokens <= query + 1) & (position >= self.settings.first_visible(stop - 1))
@@ -204,17 +219,26 @@ class PrefillMath:
 
     def put_results(self, out_ref, scratch: TileScratch) -> None:
         """At the end: the results, places merged, into `out_ref [Hkv, place_rows, result_width]`."""
-        heads = range(self.loader.layout.num_kv_heads)
-        for head, row in product(heads, range(0, self.place_rows, RESULT_ROWS)):
-            rows = slice(row, min(row + RESULT_ROWS, self.place_rows))
+        for head, rows in self._few_rows():
             result = self._whole_softmax(head, rows, scratch).result()
             out_ref[head, rows] = result.astype(out_ref.dtype)
+
+    def _few_rows(self) -> Iterator[tuple[int, slice]]:
+        """KV heads, and parts of the rows of a place."""
+        for head, row in product(
+            range(self.loader.layout.num_kv_heads), range(0, self.place_rows, RESULT_ROWS)
+        ):
+            yield head, slice(row, min(row + RESULT_ROWS, self.place_rows))
+
+    def _of_places(self, rows: slice) -> list[slice]:
+        """The same rows of every place."""
+        starts = range(0, self.rows, self.place_rows)
+        return [slice(start + rows.start, start + rows.stop) for start in starts]
 
     def _whole_softmax(self, head: int, rows: slice, scratch: TileScratch) -> Softmax:
         """The softmax of some rows of a place, merged with the same rows of the other places."""
         width = self.loader.value_width
-        starts = range(0, self.rows, self.place_rows)
-        of_places = [slice(start + rows.start, start + rows.stop) for start in starts]
+        of_places = self._of_places(rows)
         top = jnp.concatenate([scratch.top[head, rows] for rows in of_places])
         sums = jnp.concatenate([scratch.sums[head, rows] for rows in of_places])
         total = sums[:, width:]
