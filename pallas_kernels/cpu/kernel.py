@@ -1,14 +1,12 @@
 """A kernel that jitted code can call: compiled and made known to XLA when it is first asked for."""
 
 import ctypes
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
 import jax
-from numba.core import config
 
 from pallas_kernels.cpu.parallel import make_handler
 
@@ -17,29 +15,13 @@ _known: dict[str, list[Any]] = {}
 """What XLA calls, by name: two threads that trace at once may each have made a kernel of one name."""
 
 
-@contextmanager
-def _second_level() -> Iterator[None]:
-    """LLVM's second level of optimisation for what numba compiles meanwhile.
-
-    The third of LLVM 22.1 lost a load (it stored poison) in a kernel whose loop had 1 or 8 turns; kernels are
-    not slower on the second.
-    """
-    settings: Any = config
-    level = settings.OPT
-    settings.OPT = type(level)(min(2, level))
-    try:
-        yield
-    finally:
-        settings.OPT = level
-
-
 @dataclass(frozen=True, eq=False)
 class Kernel:
     """`work(frame, piece)` for every piece below `pieces(frame)`, shared out over XLA's threads.
 
-    name: XLA's name of it; kernels of one name do the same. pieces, work: functions compiled by numba
-    (`njit`) over the address of XLA's call frame (`pallas_kernels.cpu.frame`); they must not raise. What a
-    piece writes must depend neither on the thread that runs it nor on the order of pieces.
+    name: XLA's name of it; kernels of one name do the same, in every process. pieces, work: functions
+    compiled by numba (`njit`) over the address of XLA's call frame (`pallas_kernels.cpu.frame`); they must
+    not raise. What a piece writes must depend neither on the thread that runs it nor on the order of pieces.
     """
 
     name: str
@@ -60,8 +42,7 @@ class Kernel:
         with _lock:
             if self.name in _known:
                 return
-            with _second_level():
-                handler = make_handler(self.pieces, self.work)
+            handler = make_handler(self.name, self.pieces, self.work)
             capsule = ctypes.pythonapi.PyCapsule_New
             capsule.restype = ctypes.py_object
             capsule.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]

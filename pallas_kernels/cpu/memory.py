@@ -3,7 +3,7 @@
 Addresses are int64 and in bytes. Nothing is checked.
 """
 
-import ctypes
+from functools import cache
 from typing import Any
 
 from llvmlite import ir
@@ -74,23 +74,31 @@ def words_on_stack(builder: Any) -> Any:
     return builder.ptrtoint(cgutils.alloca_once(builder, ir.ArrayType(INT64, 8)), INT64)
 
 
-def of_c(name: str) -> int:
-    """The address of a function of the C library, for `call`."""
-    address = ctypes.cast(getattr(ctypes.CDLL(None), name), ctypes.c_void_p).value
-    assert address is not None  # of a function that was found
+@cache
+def address_of(symbol: str) -> Any:
+    """`address()`: of a C function of this process by its name, or of one that llvmlite was told of.
+
+    Not the number itself, which is another one in the next process.
+    """
+
+    @instruction(types.int64)
+    def address(builder: Any) -> Any:
+        kind = ir.FunctionType(ir.VoidType(), [])
+        return builder.ptrtoint(cgutils.get_or_insert_function(builder.module, kind, symbol), INT64)
+
     return address
 
 
-_MALLOC, _FREE = of_c("malloc"), of_c("free")
+_MALLOC, _FREE = address_of("malloc"), address_of("free")
 
 
 @compiled
 def allocate(size):
     """The address of so many bytes, which `free` gives back."""
-    return call(_MALLOC, size)
+    return call(_MALLOC(), size)
 
 
 @compiled
 def free(address):
     """Gives back what `allocate` gave."""
-    call(_FREE, address)
+    call(_FREE(), address)

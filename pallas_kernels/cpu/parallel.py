@@ -4,13 +4,15 @@ The calling thread works, too, and waits only for pieces that another thread has
 pool starts late finds nothing left. What the tasks share is therefore freed by whoever lets go of it last.
 """
 
+from functools import cache
 from typing import Any
 
-from numba import cfunc, types
+from numba import types
 
 from pallas_kernels.cpu import frame as frames
 from pallas_kernels.cpu.instruction import compiled
 from pallas_kernels.cpu.memory import (
+    address_of,
     allocate,
     atomic_add,
     call,
@@ -18,12 +20,13 @@ from pallas_kernels.cpu.memory import (
     call_with_two,
     free,
     load_int64,
-    of_c,
     store_int64,
     words_on_stack,
 )
+from pallas_kernels.cpu.stored import CFunction, c_function, publish
 
-_YIELD = of_c("sched_yield")
+_YIELD = address_of("sched_yield")
+_TASK, _SHARE_OUT = address_of("jaxkv_task"), address_of("jaxkv_share_out")
 
 # What the tasks of a call share, in bytes from its start: next piece, pieces done, holders, pieces, frame,
 # work.
@@ -88,16 +91,11 @@ def _take(shared):
         piece = atomic_add(shared + _NEXT, 1)
 
 
-@cfunc(types.void(types.int64), nogil=True)
 def _task(shared):
     _take(shared)
     _let_go(shared)
 
 
-_TASK = _task.address
-
-
-@cfunc(types.void(types.int64, types.int64, types.int64), nogil=True)
 def _share_out(frame, count, work):
     """Runs `work(frame, piece)`, a C function at an address, for every piece below `count`."""
     helpers = min(count, _num_threads(frame)) - 1 if count > 1 else 0
@@ -113,35 +111,40 @@ def _share_out(frame, count, work):
     store_int64(shared + _FRAME, frame)
     store_int64(shared + _WORK, work)
     for _ in range(helpers):
-        if not _schedule(frame, _TASK, shared):
+        if not _schedule(frame, _TASK(), shared):
             _let_go(shared)
     _take(shared)
     while atomic_add(shared + _DONE, 0) < count:
-        call(_YIELD, 0)
+        call(_YIELD(), 0)
     _let_go(shared)
 
 
-_SHARE_OUT = _share_out.address
+@cache
+def _shared_functions() -> list[CFunction]:
+    """What all handlers call, made known."""
+    task = c_function("jaxkv_task", types.void(types.int64), _task)
+    publish("jaxkv_task", task.address)
+    share_out = c_function("jaxkv_share_out", types.void(types.int64, types.int64, types.int64), _share_out)
+    publish("jaxkv_share_out", share_out.address)
+    return [task, share_out]
 
 
-def make_handler(pieces: Any, work: Any) -> list[Any]:
+def make_handler(name: str, pieces: Any, work: Any) -> list[CFunction]:
     """An FFI handler of XLA that runs `work(frame, piece)` for every piece below `pieces(frame)`.
 
-    pieces, work: compiled by numba; they must not raise. Returns its C function, then what must live as long.
+    name: of these functions, in this process and in others. pieces, work: compiled by numba; they must not
+    raise. Returns the handler, then what must live as long.
     Functions of C call each other by address here: numba compiles again whatever its own functions call.
     """
-    work_of_c = cfunc(types.void(types.int64, types.int64), nogil=True, error_model="numpy")(_plain(work))
-    work_address = work_of_c.address
+    shared = _shared_functions()
+    symbol = f"{name}_work"
+    work_of_c = c_function(symbol, types.void(types.int64, types.int64), work.py_func)
+    publish(symbol, work_of_c.address)
+    work_address = address_of(symbol)
 
-    @cfunc(types.int64(types.int64), nogil=True, error_model="numpy")
     def handler(frame):
         if not frames.only_asks_version(frame):
-            call_with_three(_SHARE_OUT, frame, pieces(frame), work_address)
+            call_with_three(_SHARE_OUT(), frame, pieces(frame), work_address())
         return 0
 
-    return [handler, work_of_c]
-
-
-def _plain(function: Any) -> Any:
-    """The Python function that numba compiles."""
-    return function.py_func
+    return [c_function(name, types.int64(types.int64), handler, pieces), work_of_c, *shared]
