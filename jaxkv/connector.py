@@ -60,6 +60,10 @@ class KVConnector(ABC):
 
     saves_computed: it is given every block and state once its step has run, also those that a window leaves
     behind and those of requests that are preempted; otherwise only what a request holds at its end.
+
+    What its methods raise comes out of `Scheduler.schedule` and loses nothing: a request that was not matched
+    or loaded stays in the queue, what was not saved at a request's end is not asked for again, and what
+    `save_computed` did not take is offered again.
     """
 
     saves_computed: ClassVar[bool] = False

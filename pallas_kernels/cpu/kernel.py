@@ -34,9 +34,13 @@ class Kernel:
         *operands: jax.Array,
         in_place: dict[int, int] | None = None,
     ) -> Sequence[jax.Array]:
-        """What it writes. in_place: by operand, the result that is written over it."""
+        """What it writes. in_place: by operand, the result that is written over it. Under `vmap` one call
+        after another."""
         self._register()
-        return jax.ffi.ffi_call(self.name, list(results), input_output_aliases=in_place)(*operands)
+        run = jax.ffi.ffi_call(
+            self.name, list(results), input_output_aliases=in_place, vmap_method="sequential"
+        )
+        return run(*operands)
 
     def _register(self) -> None:
         with _lock:

@@ -90,6 +90,16 @@ def test_a_result_can_be_written_over_an_operand():
     np.testing.assert_array_equal(y, np.full(8 * PIECE, 6))
 
 
+def test_vmap_calls_one_after_another_and_leaves_what_is_shared_as_it_was():
+    def step(x: jax.Array, y: jax.Array) -> jax.Array:
+        return axpy([jax.ShapeDtypeStruct(y.shape, y.dtype)], x, y, in_place={1: 0})[0]
+
+    x, y = jnp.arange(3 * PIECE, dtype=jnp.float32).reshape(3, PIECE), jnp.full(PIECE, 3, jnp.float32)
+    result = jax.jit(jax.vmap(step, in_axes=(0, None)))(x, y)
+    np.testing.assert_array_equal(result, 2 * np.arange(3 * PIECE).reshape(3, PIECE) + 3)
+    np.testing.assert_array_equal(y, np.full(PIECE, 3))
+
+
 def test_offsets_are_those_of_the_header():
     header = (Path(jax.ffi.include_dir()) / "xla/ffi/api/c_api.h").read_text()
 
