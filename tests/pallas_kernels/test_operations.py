@@ -5,6 +5,7 @@ import re
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -81,7 +82,7 @@ def test_shapes_that_disagree_are_refused():
     step = make_step(seq_lens=[3], query_lens=[1], heads=2, group=2)
     with pytest.raises(ValueError, match=r"q must be \[1, multiple of 2, 8\], got \[1, 3, 8\]"):
         paged_attention(step.q[:, :3], step.pages, step.batch, step.table, scale=1.0, **arguments(step))
-    twice = np.concatenate([step.q, step.q])
+    twice = jnp.concatenate([step.q, step.q])
     with pytest.raises(ValueError, match=r"q must be \[1, multiple of 2, 8\], got \[2, 4, 8\]"):
         paged_attention(twice, step.pages, step.batch, step.table, scale=1.0, **arguments(step))
     with pytest.raises(ValueError, match=r"k and v must be \[1, 2, 8\], got \[1, 1, 8\]"):
