@@ -1,7 +1,7 @@
 """Content that a connector brings from outside the pool, or takes there, as the scheduler sees it."""
 
 from collections import deque
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from jaxkv.connector import (
@@ -133,8 +133,8 @@ class Transfers:
         """What asynchronous loads have brought since the last call."""
         if self._connector is None or not self._loaded_tokens:
             return []
-        names = self._reported(self._connector.finished_loads(), self._loaded_tokens, "loading")
-        return [LoadedTokens(name, self._loaded_tokens.pop(name)) for name in names]
+        loaded = self._take(self._connector.finished_loads(), self._loaded_tokens, "loading")
+        return [LoadedTokens(*one) for one in loaded.items()]
 
     def take_failed(self) -> list[str]:
         """Requests whose asynchronous loads have failed since the last call. The connector is not asked about
@@ -142,11 +142,9 @@ class Transfers:
         """
         if self._connector is None or not self._loaded_tokens:
             return []
-        failed = self._reported(self._connector.failed_loads(), self._loaded_tokens, "loading")
-        for name in failed:
-            del self._loaded_tokens[name]
+        failed = self._take(self._connector.failed_loads(), self._loaded_tokens, "loading")
         self._failed.update(failed)
-        return failed
+        return list(failed)
 
     def forget(self, request_id: str) -> None:
         """The request has ended: another one may have its id."""
@@ -156,16 +154,15 @@ class Transfers:
         """Ended requests whose blocks the connector no longer reads."""
         if self._connector is None or not self._saving:
             return []
-        names = self._reported(self._connector.finished_saves(), self._saving, "saving")
-        return [self._saving.pop(name) for name in names]
+        return list(self._take(self._connector.finished_saves(), self._saving, "saving").values())
 
-    def _reported(self, names: Sequence[str], waiting: Container[str], what: str) -> list[str]:
-        """The different ones of these names that somebody waits for; a JaxkvError about others is put off."""
-        known: list[str] = []
-        for name in names:
-            if name in waiting and name not in known:
-                known.append(name)
+    def _take[T](self, request_ids: Sequence[str], waiting: dict[str, T], what: str) -> dict[str, T]:
+        """Takes these requests out of those that wait; a JaxkvError about any other is put off."""
+        taken: dict[str, T] = {}
+        for request_id in request_ids:
+            if request_id in waiting:
+                taken[request_id] = waiting.pop(request_id)
             else:
-                message = f"the connector is done {what} request {name!r}, which it was not asked for"
+                message = f"the connector is done {what} request {request_id!r}, which it was not asked for"
                 self.put_off(JaxkvError(message))
-        return known
+        return taken
