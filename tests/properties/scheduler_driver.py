@@ -36,10 +36,10 @@ class Tracked:
 
 
 class InFlight(NamedTuple):
-    """A step and, by row, the tokens of the request that stand after it: without drafts that were wrong."""
+    """A step and what the model says after each row: the drafts that were right, and the next token."""
 
     output: SchedulerOutput
-    stands: list[int]
+    sampled: list[list[int]]
 
 
 class SchedulerDriver:
@@ -70,7 +70,6 @@ class SchedulerDriver:
             async_scheduling=case.batches_in_flight == 2,
             num_speculative_tokens=num_drafts,
         )
-        self.num_drafts = num_drafts
         self.view = BlockView(self.manager)
         self.shadow = Shadow(case.rules, case.num_blocks)
         self.tier: ShadowTier | None = None
@@ -167,18 +166,18 @@ class SchedulerDriver:
             len(self.in_flight) >= self.case.batches_in_flight or not len(output) or self.rng.random() < 0.1
         ):
             self._settle()
-        if self.num_drafts and not self.in_flight:
-            self._propose()
+        if (most := self.scheduler.config.num_speculative_tokens) and not self.in_flight:
+            self._propose(most)
         return output.total_num_scheduled_tokens
 
-    def _propose(self) -> None:
+    def _propose(self, most: int) -> None:
         """Drafts for some: right ones, then wrong ones, of which some are right by chance."""
         drafts: dict[str, list[int]] = {}
         for request_id, tracked in self.live.items():
             if self.rng.random() < 0.8:
                 start = tracked.request.num_tokens
-                right = tracked.tokens[start : start + self.rng.randint(0, self.num_drafts)]
-                wrong = self.rng.choices([0, 1, END_TOKEN], k=self.rng.randint(0, self.num_drafts))
+                right = tracked.tokens[start : start + self.rng.randint(0, most)]
+                wrong = self.rng.choices([0, 1, END_TOKEN], k=self.rng.randint(0, most))
                 drafts[request_id] = right + wrong
         self.scheduler.update_draft_token_ids(drafts)
 
@@ -204,7 +203,8 @@ class SchedulerDriver:
         assert not set(output.preempted) & set(output.request_ids), "a request lost its blocks and runs"
         arrays = output.token_arrays(self.scheduler.table)
         rows: list[StepRow] = []
-        stands: list[int] = []
+        sampled: list[list[int]] = []
+        ends: list[int] = []
         num_drafts = [0] * len(output) if output.num_drafts is None else output.num_drafts.tolist()
         for index, request_id in enumerate(output.request_ids.tolist()):
             tracked = self.live[request_id]
@@ -222,15 +222,16 @@ class SchedulerDriver:
                 row = row._replace(prefixes=prefixes)
             rows.append(row)
             right = [a == b for a, b in zip(drafts, tracked.tokens[certain:stop], strict=False)]
-            stands.append(certain + [*right, False].index(False))
+            ends.append(certain + [*right, False].index(False))
+            sampled.append(tracked.tokens[certain : ends[-1] + 1])
         copies = self.manager.take_block_copies()
         self.shadow.copy(copies.sources, copies.targets)
         self.shadow.run_step(rows)
-        for row, end in zip(rows, stands, strict=True):
+        for row, end in zip(rows, ends, strict=True):
             # The states that stay are those after the last token that was right.
             for state in row.states.values():
                 self.shadow.contents[state.write, 0] = row.prefixes[end - 1]
-        return InFlight(output, stands)
+        return InFlight(output, sampled)
 
     def _row(self, tracked: Tracked, start: int, stop: int) -> StepRow:
         request_id = tracked.request.request_id
@@ -246,13 +247,8 @@ class SchedulerDriver:
         return StepRow(tables, tracked.prefixes, start, stop, states)
 
     def _settle(self) -> None:
-        output, stands = self.in_flight.pop(0)
-        sampled: list[list[int]] = []
-        for index in output.sampling.tolist():
-            tracked = self.live.get(str(output.request_ids[index]))
-            stop = int(output.num_computed[index] + output.num_scheduled[index])
-            certain = stop if output.num_drafts is None else stop - int(output.num_drafts[index])
-            sampled.append([0] if tracked is None else tracked.tokens[certain : stands[index] + 1])
+        output, of_rows = self.in_flight.pop(0)
+        sampled = [of_rows[index] for index in output.sampling.tolist()]
         if output.num_drafts is None:
             result = self.scheduler.update_from_output(output, np.array(sampled, np.int32).reshape(-1))
         else:

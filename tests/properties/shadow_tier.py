@@ -76,23 +76,22 @@ class ShadowTier(KVConnector):
 
     def finished_loads(self) -> list[str]:
         self._may_fail("finished_loads")
-        done = [name for name in self._loads if self._rng.random() < 0.3]
-        for name in done:
-            blocks = self._loads.pop(name)
-            self._check_kept(blocks)
+        done = self._end_some(self._loads, 0.3)
+        for blocks in done.values():
             self._write(blocks)
-        return done
+        return list(done)
 
     def failed_loads(self) -> list[str]:
         self._may_fail("failed_loads")
-        lost = [name for name in self._loads if self.kind == "unreliable" and self._rng.random() < 0.6]
-        for name in lost:
-            blocks = self._loads.pop(name)
-            self._check_kept(blocks)
-            # Some of it came.
+        if self.kind != "unreliable":
+            return []
+        lost = self._end_some(self._loads, 0.6)
+        for name, blocks in lost.items():
+            # Some of it came, and is not to be used.
             self._write(blocks[: len(blocks) // 2])
-            self.counts["lost"] += 1
-        return lost
+            self.take_brought(name)
+        self.counts["lost"] += len(lost)
+        return list(lost)
 
     def save_computed(self, blocks: Sequence[NamedBlocks]) -> None:
         self._may_fail("save_computed")
@@ -109,12 +108,18 @@ class ShadowTier(KVConnector):
 
     def finished_saves(self) -> list[str]:
         self._may_fail("finished_saves")
-        done = [name for name in self._saves if self._rng.random() < 0.4]
-        for name in done:
-            blocks = self._saves.pop(name)
-            self._check_kept(blocks)
+        done = self._end_some(self._saves, 0.4)
+        for blocks in done.values():
             self._remember(blocks)
-        return done
+        return list(done)
+
+    def _end_some(self, under_way: dict[str, list[NamedBlocks]], rate: float) -> dict[str, list[NamedBlocks]]:
+        """What ends now of what is under way. Nobody was given its blocks meanwhile."""
+        ended = {name: blocks for name, blocks in under_way.items() if self._rng.random() < rate}
+        for name, blocks in ended.items():
+            del under_way[name]
+            self._check_kept(blocks)
+        return ended
 
     def _may_fail(self, what: str) -> None:
         if self.kind == "unreliable" and self._rng.random() < ERROR_RATE:
