@@ -106,6 +106,8 @@ class StepBuilder:
                 self._admit_waiting(draft)
             except Exception as error:
                 if draft.is_empty:
+                    # No step gets this number: the cache's and the scheduler's steps are counted alike.
+                    self._kv.clock.step -= 1
                     raise
                 # The rows chosen so far have their blocks, and what the step fills is in the index.
                 self._transfers.put_off(error)

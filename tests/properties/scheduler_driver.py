@@ -36,10 +36,13 @@ class Tracked:
 
 
 class InFlight(NamedTuple):
-    """A step and what the model says after each row: the drafts that were right, and the next token."""
+    """A step, what the model says after each row: the drafts that were right, and the next token; and the
+    blocks that it writes.
+    """
 
     output: SchedulerOutput
     sampled: list[list[int]]
+    written: set[int]
 
 
 class SchedulerDriver:
@@ -76,6 +79,7 @@ class SchedulerDriver:
         if tier is not None:
             make_tier = self.rng.choice([ShadowTier, SavingTier])
             self.tier = make_tier(self.manager, self.shadow, self.rng, tier)
+            self.tier.being_written = lambda: set[int]().union(*(step.written for step in self.in_flight))
         self.scheduler = Scheduler(self.plan, self.manager, config, connector=self.tier)
         self.prefix_ids = PrefixIds()
         self.prompts = PromptSource(self.rng)
@@ -231,7 +235,8 @@ class SchedulerDriver:
             # The states that stay are those after the last token that was right.
             for state in row.states.values():
                 self.shadow.contents[state.write, 0] = row.prefixes[end - 1]
-        return InFlight(output, sampled)
+        sizes = [rule.block_size for rule in self.case.rules]
+        return InFlight(output, sampled, set[int]().union(*(row.written(sizes) for row in rows)))
 
     def _row(self, tracked: Tracked, start: int, stop: int) -> StepRow:
         request_id = tracked.request.request_id
@@ -247,7 +252,7 @@ class SchedulerDriver:
         return StepRow(tables, tracked.prefixes, start, stop, states)
 
     def _settle(self) -> None:
-        output, of_rows = self.in_flight.pop(0)
+        output, of_rows, _ = self.in_flight.pop(0)
         sampled = [of_rows[index] for index in output.sampling.tolist()]
         if output.num_drafts is None:
             result = self.scheduler.update_from_output(output, np.array(sampled, np.int32).reshape(-1))

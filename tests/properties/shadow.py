@@ -51,6 +51,14 @@ class StepRow(NamedTuple):
     states: Mapping[int, "StateBlocks"]
     brought: bool = False
 
+    def written(self, block_sizes: Sequence[int]) -> set[int]:
+        """The blocks that it writes. block_sizes: by group, in tokens."""
+        blocks = {state.write for state in self.states.values()}
+        for group, (table, size) in enumerate(zip(self.tables, block_sizes, strict=True)):
+            if group not in self.states:
+                blocks.update(table[self.start // size : -(-self.stop // size)])
+        return blocks
+
 
 class StateBlocks(NamedTuple):
     """Where a step reads the state it starts from (0: none), and where it writes the one it ends with."""

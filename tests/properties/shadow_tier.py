@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -26,11 +26,12 @@ class ShadowTier(KVConnector):
     """Remembers, by name, what blocks held when they were saved; one name always stands for one content.
 
     A load or save that takes longer keeps its blocks: what a save reads must not change, and nobody may be
-    given blocks of either. idle: nothing is on its way.
+    given blocks of either. idle: nothing is on its way. being_written: by steps that have not reported.
     """
 
     def __init__(self, manager: KVCacheManager, shadow: Shadow, rng: random.Random, kind: TierKind) -> None:
         self.kind = kind
+        self.being_written: Callable[[], set[int]] = set
         self.counts: Counter[str] = Counter()
         self._manager = manager
         self._shadow = shadow
@@ -94,6 +95,9 @@ class ShadowTier(KVConnector):
         return list(lost)
 
     def save_computed(self, blocks: Sequence[NamedBlocks]) -> None:
+        # The shadow has a step's content as soon as it is scheduled, a device only once it has run.
+        early = self.being_written().intersection(block for named in blocks for block in named.ids)
+        assert not early, f"blocks {early} are offered before the step that fills them has run"
         self._may_fail("save_computed")
         self._check_kept(blocks)
         self._remember(blocks)

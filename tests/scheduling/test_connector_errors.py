@@ -6,10 +6,11 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
+from jaxkv.cache_manager import KVCacheManager
 from jaxkv.cache_request import CacheRequest
 from jaxkv.connector import ExternalMatch, InMemoryConnector, NamedBlocks
 from jaxkv.errors import JaxkvError
-from tests.scheduling.connectors import SlowConnector, Store, prompt, slow, unreliable
+from tests.scheduling.connectors import SlowConnector, Store, Unreliable, prompt, slow, unreliable
 from tests.scheduling.serving import Serving, continuation, full, mamba, window
 
 
@@ -141,6 +142,36 @@ def test_a_step_is_not_lost_where_the_connector_raises_while_it_is_put_together(
     serving.run()
     assert serving.requests["a"].output_token_ids.tolist() == continuation(prompt(1, 20), 3)
     assert serving.requests["b"].output_token_ids.tolist() == continuation(prompt(2, 3), 3)
+
+
+def test_what_a_step_in_flight_computes_is_not_offered_after_an_error() -> None:
+    offered: list[int] = []
+
+    class Counting(Unreliable):
+        def save_computed(self, blocks: Sequence[NamedBlocks]) -> None:
+            offered.append(len(blocks))
+            super().save_computed(blocks)
+
+    gone: set[str] = set()
+
+    def connect(cache: KVCacheManager) -> Unreliable:
+        return Counting(cache, gone.__contains__)
+
+    serving = Serving([full()], 40, max_num_batched_tokens=64, async_scheduling=True, make_connector=connect)
+    serving.add("a", prompt(1, 20), max_tokens=1)
+    serving.schedule()
+    serving.add("b", prompt(2, 9), max_tokens=2)
+    gone.add("match")
+    for _ in range(3):
+        with pytest.raises(OSError, match="match: gone"):
+            serving.schedule()
+    assert sum(offered) == 0
+    serving.update()
+    # a's 20 tokens, in blocks of 4.
+    assert sum(offered) == 5
+    gone.clear()
+    serving.run()
+    assert serving.requests["b"].output_token_ids.tolist() == continuation(prompt(2, 9), 2)
 
 
 @pytest.mark.parametrize("what", ["save", "save_computed"])
