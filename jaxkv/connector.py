@@ -63,7 +63,8 @@ class KVConnector(ABC):
 
     What its methods raise comes out of `Scheduler.schedule` and loses nothing: a request that was not matched
     or loaded stays in the queue, what was not saved at a request's end is not asked for again, and what
-    `save_computed` did not take is offered again.
+    `save_computed` did not take is offered again; it is raised only where that fails, too. As long as `match`
+    or `save_computed` always raise, requests wait. `load` must not raise once it has begun to write.
     """
 
     saves_computed: ClassVar[bool] = False

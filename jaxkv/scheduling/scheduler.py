@@ -179,7 +179,7 @@ class Scheduler:
 
         Raises JaxkvError when as many steps are in flight as the configuration allows. What a connector
         raises comes through, and nothing is lost: the request stays in the queue. Where a step, or the taking
-        of results, would be cut short by it, the next call raises it.
+        of results, would be cut short by it, the next call raises it; see `KVConnector`.
         """
         if len(self._in_flight) >= self.config.batches_in_flight:
             raise JaxkvError(

@@ -1,9 +1,11 @@
 """C functions compiled by numba, and their machine code on disk: the next process only loads them.
 
 They lie where JAX keeps what XLA compiled, if its persistent cache is on (`jax_compilation_cache_dir`). The
-name of a file is a digest of all that its code depends on: the sources of this package, what a function is
-called, numba, LLVM, the processor, numba's settings; constants that a running program changes in these
-modules are not seen. A file that is damaged, or cannot be read or written, only means compiling.
+name of a file is a digest of what its code depends on: the sources of this package and of the function, what
+it is called, numba, LLVM, the processor, numba's settings. Sources are those on disk when a function is first
+made: where they are changed beside a running process, what it makes later is kept under a wrong name. Nor are
+constants seen that a running program changes, or that a function from outside this package imports. A file
+that is damaged, or cannot be read or written, only means compiling.
 """
 
 import hashlib
