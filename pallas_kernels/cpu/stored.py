@@ -2,10 +2,9 @@
 
 They lie where JAX keeps what XLA compiled, if its persistent cache is on (`jax_compilation_cache_dir`). The
 name of a file is a digest of what its code depends on: the sources of this package and of the function, what
-it is called, numba, LLVM, the processor, numba's settings. Sources are those on disk when a function is first
-made: where they are changed beside a running process, what it makes later is kept under a wrong name. Nor are
-constants seen that a running program changes, or that a function from outside this package imports. A file
-that is damaged, or cannot be read or written, only means compiling.
+it is called, numba, LLVM, the processor, numba's settings. Constants that a running program changes, or that
+a function from outside this package imports, are not seen. A process beside which the package's sources have
+changed keeps nothing. A file that is damaged, or cannot be read or written, only means compiling.
 """
 
 import hashlib
@@ -18,7 +17,6 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,8 +58,8 @@ def c_function(name: str, signature: Any, function: Callable[..., Any], *parts: 
         with _second_level():
             made: Any = cfunc(signature, nogil=True, error_model="numpy")(function)
         code, symbol = made._library, made.native_name
-        # Code that names addresses of this process is of no use to another one.
-        if path is not None and not code.has_dynamic_globals:
+        # Code that names addresses of this process is of no use to another one, nor is that of old sources.
+        if path is not None and not code.has_dynamic_globals and _of_package() == _SOURCES:
             _write(path, [symbol, *code.serialize_using_object_code()])
     return CFunction(code.get_pointer_to_function(symbol), code, stored is not None)
 
@@ -94,20 +92,22 @@ def _path(name: str, signature: Any, functions: list[Callable[..., Any]]) -> Pat
         return None
     try:
         sources = [_digest(Path(inspect.getfile(function))) for function in functions]
-        known = [_of_package(), sources, name, str(signature), _environment()]
+        known = [_SOURCES, sources, name, str(signature), _environment()]
     except (OSError, TypeError):  # as of a package in an archive
         return None
     return Path(folder) / _FOLDER / hashlib.sha256(json.dumps(known).encode()).hexdigest()
 
 
-@cache
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
 def _of_package() -> list[str]:
     return [_digest(path) for path in sorted(_PACKAGE.rglob("*.py"))]
 
 
-@cache
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+_SOURCES = _of_package()
+"""As they were when kernels were imported."""
 
 
 def _environment() -> list[str]:

@@ -3,6 +3,7 @@
 import json
 import logging
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,13 +46,14 @@ print(json.dumps([factors, [made.stored for made in _known["jaxkv_test_multiply"
 """
 
 
-def use(folder: Path, factor: float) -> tuple[list[float], list[bool]]:
+def use(folder: Path, factor: float, script: str = USE) -> tuple[list[float], list[bool]]:
     """What a process of its own finds that the kernel multiplies by, and which functions it only loaded: the
     handler, the work, and the two that all kernels share.
     """
     (folder / "kernel.py").write_text(KERNEL.replace("FACTOR", str(factor)))
     done = subprocess.run(
-        [sys.executable, "-c", USE],
+        [sys.executable, "-c", script],
+        cwd=folder,
         env=os.environ
         | {"PYTHONPATH": f"{folder}:{ROOT}", "JAX_COMPILATION_CACHE_DIR": str(folder / "cache")},
         capture_output=True,
@@ -77,6 +79,16 @@ def test_the_next_process_loads_what_is_still_right(tmp_path: Path) -> None:
     names = [path.name for path in (tmp_path / "cache" / "numba").iterdir()]
     assert len(names) == 6
     assert all(len(name) == 64 for name in names)
+
+
+def test_nothing_is_kept_of_sources_that_have_changed_since_they_were_imported(tmp_path: Path) -> None:
+    package = Path(stored.__file__).parents[1]
+    shutil.copytree(package, tmp_path / package.name, ignore=shutil.ignore_patterns("__pycache__"))
+    change = "open('pallas_kernels/cpu/frame.py', 'a').write('# changed')"
+    assert use(tmp_path, 2.0, USE.replace("x = jnp", f"{change}\nx = jnp", 1)) == ([2.0], [False] * 4)
+    assert not (tmp_path / "cache" / "numba").exists()
+    assert use(tmp_path, 2.0) == ([2.0], [False] * 4)
+    assert len([*(tmp_path / "cache" / "numba").iterdir()]) == 4
 
 
 @pytest.fixture
