@@ -93,7 +93,7 @@ class DecodeMath:
         """The scores of `q [place_rows, key_width]`, hidden but in [start, stop); `scales` of the buffer."""
         keys, values = self.loader.load(buffer, product * self.product_heads, self.product_heads)
         raw = lax.dot_general(
-            self._spread(self.places.spread(q)),
+            self._spread(jnp.concatenate(self.places.spread(q))),
             keys,
             (((1,), (1,)), ((), ())),
             precision=self.loader.precision,

@@ -38,14 +38,12 @@ class Places:
         repeated = jnp.tile(q, self.count)
         return jnp.pad(repeated, [(0, 0)] * (q.ndim - 1) + [(0, self.width - repeated.shape[-1])])
 
-    def spread(self, q: jax.Array) -> jax.Array:
-        """In a kernel, of `repeat`: `[rows, width]` -> `[count * rows, width]`, the places one by one."""
+    def spread(self, q: jax.Array) -> list[jax.Array]:
+        """In a kernel, of `repeat` `[rows, width]`: q for each place, zero in the lanes of the others."""
         if self.count == 1:
-            return q
+            return [q]
         place_of = self._place_of(lax.broadcasted_iota(jnp.int32, q.shape, 1))
-        return jnp.concatenate(
-            [jnp.where(place_of == place, q, jnp.zeros_like(q)) for place in range(self.count)]
-        )
+        return [jnp.where(place_of == place, q, jnp.zeros_like(q)) for place in range(self.count)]
 
     def _place_of(self, lane: jax.Array) -> jax.Array:
         """The place whose elements are in a lane of q."""

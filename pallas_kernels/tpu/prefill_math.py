@@ -179,18 +179,16 @@ class PrefillMath:
             scratch.values[:, :, width:] = ones
         if self.keeps_queries:
             for head, rows in self._few_rows():
-                q = q_ref[head, rows]
-                kept = self._split(q) if self.splits_queries else self.places.spread(q)
-                for place, of_place in enumerate(self._of_places(rows)):
-                    count = rows.stop - rows.start
-                    scratch.queries[head, of_place] = kept[place * count : (place + 1) * count]
+                halves = self._split(q_ref[head, rows]) if self.splits_queries else [q_ref[head, rows]]
+                of_halves = zip(*(self.places.spread(half) for half in halves), strict=True)
+                for of_place, kept in zip(self._of_places(rows), of_halves, strict=True):
+                    scratch.queries[head, of_place] = jnp.concatenate(kept, axis=1)
 
-    def _split(self, q: jax.Array) -> jax.Array:
-        """q `[n, key_width]` -> `[places * n, depth]`: with its factor as the sum of two bfloat16."""
+    def _split(self, q: jax.Array) -> list[jax.Array]:
+        """q with its factor, as two bfloat16 whose sum it is."""
         scaled = q.astype(jnp.float32) * self._query_factor
         high = scaled.astype(jnp.bfloat16)
-        low = (scaled - high.astype(jnp.float32)).astype(jnp.bfloat16)
-        return jnp.concatenate([self.places.spread(high), self.places.spread(low)], axis=1)
+        return [high, (scaled - high.astype(jnp.float32)).astype(jnp.bfloat16)]
 
     def add_chunk(self, q_ref, buffer, scratch: TileScratch, *, live, position, query, num_queries) -> None:
         """Adds the chunk in `buffer [pages, rows, 128]`, whose first slot is `position` and of which `live`
